@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import itertools
 import math
+import pickle
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -59,6 +66,72 @@ def test_the_sensitivity_is_attained(limits: Any, n: int, tau: float):
     assert lse(more, tau) - lse(x, tau) == close(privacy.Entries(limits, "add-remove", n).sensitivity(n, tau), abs=slack, rel=1e-9)
     change = (high - low) / 2
     assert lse(x + change, tau) - lse(x, tau) == close(privacy.Scores(limits, change).sensitivity(tau), abs=slack, rel=1e-9)
+
+
+@pytest.mark.parametrize("tau", [0.3, 1.0, 20.0])
+def test_no_pair_of_a_hundred_thousand_is_further_apart_and_the_worst_is_near(tau: float):
+    rng = np.random.default_rng(0)
+    low, high, change, pairs = -1.0, 2.0, 0.5, 40_000
+    for n in (1, 2, 7):
+        x = rng.choice([low, high, 0.3], (pairs, n), p=[0.8, 0.1, 0.1])
+        other = x.copy()
+        other[:, 0] = rng.choice([low, high, 1.7], pairs)
+        more = np.append(x, rng.choice([low, high], (pairs, 1)), 1)
+        moved = np.clip(x + rng.choice([-change, change, 0.1], (pairs, 1)) * rng.choice([1, 1, 0.5], (pairs, n)), low, high)
+        sums = [np.logaddexp.reduce(each / tau, 1) for each in (x, other, more, moved)]
+        stated = (
+            privacy.Entries((low, high)).sensitivity(n, tau),
+            privacy.Entries((low, high), "add-remove", n).sensitivity(n, tau),
+            privacy.Scores((low, high), change).sensitivity(tau),
+        )
+        for neighbour, sensitivity in zip(sums[1:], stated, strict=True):
+            furthest = np.abs(neighbour - sums[0]).max()
+            assert 0.999 * sensitivity <= furthest <= sensitivity
+
+
+def test_inputs_nearer_than_neighbours_move_as_much_and_further_ones_more():
+    wide = sum_of(privacy.Scores((0, 1), 7.0), 3, 1.0)  # a change beyond the bounds: scores may move by 1 at any distance of 1
+    assert wide.map(1.0) >= 1.0
+    assert wide.map(14.0) >= 2 * wide.map(7.0)
+    entries = sum_of(privacy.Entries((0, 1)), 3, 1.0)
+    assert entries.map(2) >= math.log((2 * math.e + 1) / 3)
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+@pytest.mark.parametrize("measure", ["epsilon", "rho"])
+def test_no_index_is_more_likely_by_a_record_than_the_cost_allows(monotone: bool, measure: Any):
+    """By the probabilities of permute-and-flip and of softmax, of random neighbours and of the worst."""
+    rng, scale = np.random.default_rng(0), 0.7
+    found = []
+    for _ in range(600):
+        x = rng.uniform(0, 2, 3)
+        other = x + (rng.choice([0.0, 1.0], 3) * rng.choice([-1, 1]) if monotone else rng.choice([-1.0, 0.0, 1.0], 3))
+        p, q = (_flipped(each / scale) if measure == "epsilon" else np.asarray(sm.softmax(each / scale)) for each in (x, other))
+        found.append(np.abs(np.log(p / q)).max())
+    records = privacy.Scores((-9, 9), 1.0, monotone=monotone)
+    cost = noisy_choice(records, 3, scale, measure).map(1.0)
+    epsilon = cost if measure == "epsilon" else math.sqrt(8 * cost)
+    assert 0.6 * epsilon < max(found) <= epsilon * (1 + 1e-12)
+
+
+def _flipped(x: np.ndarray) -> np.ndarray:
+    """P[i] of argmax(x + Z), Z exponential: candidates in random order, each taken with probability exp(x_i − max x)."""
+    p, taken = np.zeros(len(x)), np.exp(x - x.max())
+    orders = list(itertools.permutations(range(len(x))))
+    for order in orders:
+        reached = 1.0
+        for i in order:
+            p[i] += reached * taken[i] / len(orders)
+            reached *= 1 - taken[i]
+    return p
+
+
+@pytest.mark.parametrize("measure", ["epsilon", "rho"])
+def test_ties_are_broken_evenly(measure: Any):
+    draw = noisy_choice(privacy.Scores((0, 1), 1.0), 3, 1e-3, measure)
+    counts = np.bincount([draw([1.0, 1.0, 0.0]) for _ in range(1000)], minlength=3)
+    assert counts[2] == 0
+    assert abs(counts[0] - 500) < 5 * math.sqrt(250)
 
 
 def test_the_sensitivity_of_wide_bounds_is_finite_and_that_of_many_entries_small():
@@ -165,12 +238,91 @@ def test_a_budget_adds_up_and_refuses_what_is_beyond():
     assert budget.left == pytest.approx(0.05)
 
 
-def test_opendp_itself_refuses_beyond_the_budget():
-    records = privacy.Entries((0, 1))
-    budget = privacy.Budget(np.zeros(5), records, rho=0.5)
-    with pytest.raises(dp.OpenDPException, match="exceed privacy budget"):
-        budget._ask(noisy_sum(records, 5, 1.0, Cost(rho=0.6))[0])
-    assert budget.spent == 0
+@given(
+    st.one_of(st.sampled_from([1.0, 0.3, 0.1, 3.0]), st.floats(1e-9, 1e9)),
+    st.integers(1, 50),
+    st.sampled_from(["divided", "multiplied"]),
+)
+@at_most(8)
+def test_equal_shares_are_the_whole_budget_and_one_more_is_refused(amount: float, k: int, way: str):
+    share, whole = (amount / k, amount) if way == "divided" else (amount, amount * k)
+    budget = privacy.Budget(np.zeros(2), privacy.Scores((0, 1), 0.5), epsilon=whole)
+    told = [budget.argmax(share) for _ in range(k)]
+    assert sum(Fraction(choice.epsilon) for choice in told) <= Fraction(whole)  # without rounding
+    assert all(choice.epsilon == pytest.approx(share, rel=1e-12) for choice in told)
+    assert budget.spent == pytest.approx(whole, rel=1e-14)
+    assert 0 <= budget.left <= 1e-13 * whole
+    with pytest.raises(ValueError, match="nothing was released"):
+        budget.argmax(share)
+    with pytest.raises(ValueError, match="nothing was released"):
+        budget.argmax(whole * 1e-15)  # nor a small one that would be cut to what is left
+
+
+@pytest.mark.parametrize("share", [Fraction(1, 10), 0.1, np.float64(0.1)], ids=repr)
+def test_three_tenths_are_three_times_a_tenth(share: Any):
+    budget = privacy.Budget(np.zeros(2), privacy.Scores((0, 1), 0.5), rho=0.3)
+    for _ in range(3):
+        budget.logsumexp(share)
+    assert (budget.spent, budget.left) == (0.3, 0.0)
+
+
+REFUSED: list[Any] = [
+    lambda budget: budget.logsumexp(2.0),
+    lambda budget: budget.logsumexp(math.nan),
+    lambda budget: budget.logsumexp(0.1, temperature=0.0),
+    lambda budget: budget.logsumexp(0.1, temperature=1e-308),  # whose sensitivity is beyond float64
+    lambda budget: budget.argmax(0.1, confidence=1.0),
+    lambda budget: budget.argmax(5e-324),
+    lambda budget: budget.sample(0.1),
+]
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_is_refused_spends_nothing_and_the_budget_goes_on(refused: Any):
+    budget = privacy.Budget(np.zeros(2), privacy.Scores((0, 10), 5.0), epsilon=1.0)
+    budget.argmax(0.5)
+    with pytest.raises(ValueError, match=r"^\w+: "):
+        refused(budget)
+    assert budget.left == 0.5
+    assert budget.argmax(0.5).epsilon == 0.5
+
+
+def test_threads_never_spend_more_than_the_budget():
+    budget = privacy.Budget(np.zeros(2), privacy.Scores((0, 1), 0.5), rho=1.0)
+
+    def ask(turn: int) -> float:
+        try:
+            return (budget.argmax(0.1) if turn % 2 else budget.logsumexp(0.1)).rho
+        except ValueError:
+            return 0.0
+
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(ask, range(40)))
+    assert sum(map(Fraction, told)) <= 1
+    assert sum(rho > 0 for rho in told) == 10
+    assert budget.left == 0.0
+
+
+SECRET = 0.123456789
+
+
+def test_nothing_but_releases_tells_of_the_scores():
+    x = np.full(3, SECRET)
+    budget = privacy.Budget(x, privacy.Scores((0, 1), 0.5), epsilon=1.0)
+    said = [repr(budget), repr(vars(budget))]
+    for way in (pickle.dumps, copy.deepcopy, dataclasses.asdict):
+        with pytest.raises(TypeError, match="spend the same budget again") as caught:
+            way(budget)
+        said.append(str(caught.value))
+    with pytest.raises(ValueError, match="InitVar"):
+        dataclasses.replace(budget, epsilon=2.0)
+    copy.copy(budget).argmax(0.75)  # of the same account
+    assert budget.left == 0.25
+    for bad in ([SECRET, 7.5], [SECRET, math.nan], [[SECRET]]):
+        with pytest.raises(ValueError, match=r"^logsumexp: ") as caught:
+            privacy.logsumexp(np.array(bad), privacy.Scores((0, 1), 0.5), epsilon=1.0)
+        said += traceback.format_exception(caught.value)
+    assert not any(str(SECRET) in text or "7.5" in text for text in said)
 
 
 def test_measurements_compose_with_those_of_opendp():
@@ -223,9 +375,43 @@ def test_an_audit_of_no_difference_finds_nothing():
     assert privacy.audit(lambda x: x, 0, 1, trials=1000, delta=0.1).epsilon > 3
 
 
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (
+            privacy.logsumexp(np.zeros(2), privacy.Scores((0, 1), 0.5), epsilon=1.0),
+            TypeError,
+            "got Release; pass .* such as .value",
+        ),
+        (
+            privacy.argmax(np.zeros(2), privacy.Scores((0, 1), 0.5), epsilon=1.0),
+            TypeError,
+            "got Choice; pass .* .index of a Choice",
+        ),
+        (None, TypeError, "got None"),
+        ("1.0", TypeError, "got the string '1.0'"),
+        (True, TypeError, "got the bool True"),
+        (torch.tensor(1.0), TypeError, "got a tensor"),
+        (np.zeros(2), TypeError, r"got an array of float64 of shape \(2,\)"),
+        (math.nan, ValueError, "got NaN"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_an_audit_takes_numbers_alone(answer: Any, error: Any, said: str):
+    with pytest.raises(error, match=f"audit: release must give a number or an index, {said}"):
+        privacy.audit(lambda x: answer if x else 1, 0, 1, trials=4)
+
+
+def test_an_audit_sees_infinite_answers():
+    rng = np.random.default_rng(0)
+    assert privacy.audit(lambda x: math.inf if rng.random() < 0.9 - 0.8 * x else -math.inf, 0, 1, trials=2000).epsilon > 1.5
+    assert privacy.audit(lambda x: math.inf, 0, 1, trials=100).epsilon == 0.0
+
+
 # Wrong use ----------------------------------------------------------------------------------------------------------------------
 
 SCORES = privacy.Scores((0, 1), 0.5)
+ENTRIES = privacy.Entries((0, 1))
 ROW = np.array([0.2, 0.9])
 WRONG: list[tuple[Any, Any, str]] = [
     (lambda: privacy.Scores((0, math.inf), 1), ValueError, "bounds must be finite"),
@@ -259,6 +445,21 @@ WRONG: list[tuple[Any, Any, str]] = [
     (lambda: privacy.sample(ROW, SCORES, temperature=-1), ValueError, "temperature must be"),
     (lambda: privacy.Budget(ROW, SCORES, epsilon=1).logsumexp(0), ValueError, "epsilon must be a positive"),
     (lambda: privacy.Budget(ROW, privacy.Entries((0, 1)), rho=1).sample(0.5), ValueError, "would name one of them"),
+    *(
+        (lambda bad=bad: SCORES.sensitivity(bad), ValueError, "sensitivity: temperature must be")
+        for bad in (0, -1, math.nan, math.inf)
+    ),
+    *((lambda bad=bad: ENTRIES.sensitivity(3, bad), ValueError, "sensitivity: temperature must be") for bad in (0, -1, math.nan)),
+    *((lambda bad=bad: ENTRIES.sensitivity(bad), ValueError, "sensitivity: n must be") for bad in (0, -1)),
+    (lambda: ENTRIES.sensitivity(2.0), TypeError, "sensitivity: n must be"),
+    (lambda: ENTRIES.sensitivity(2, "1"), TypeError, "sensitivity: temperature must be"),
+    (lambda: privacy.Scores((-1e308, 1e308), 1e308).sensitivity(0.1), ValueError, "finite when divided by the temperature"),
+    (lambda: privacy.Entries((-1e308, 1e308)).sensitivity(3), ValueError, "finite when divided by the temperature"),
+    (
+        lambda: privacy.logsumexp(ROW, privacy.Entries((-1e308, 1e308)), epsilon=1),
+        ValueError,
+        "logsumexp: bounds must be finite when",
+    ),
     (lambda: privacy.audit(3, 0, 1), TypeError, "release must be a function"),
     (lambda: privacy.audit(lambda x: x, 0, 1, trials=2), ValueError, "trials must be"),
     (lambda: privacy.audit(lambda x: x, 0, 1, delta=-1), ValueError, "delta must be"),
@@ -278,3 +479,46 @@ def test_clipped_scores_are_those_at_the_bounds(x: list[float]):
     records = privacy.Scores((-2, 3), 1.0, clip=True)
     release = privacy.logsumexp(np.array(x), records, epsilon=1e12)
     assert release.value == pytest.approx(lse(np.clip(x, -2, 3), 1.0), abs=1e-6)
+
+
+EXTREME = (5e-324, 1e-300, 1e-160, 1e-100, 1.0, 1e100, 1e160, 1e300, 1.7e308)
+finite = st.one_of(st.sampled_from(EXTREME), st.floats(5e-324, 1.7e308))
+
+
+@given(finite, finite, finite, st.sampled_from(["epsilon", "rho"]), st.booleans())
+@at_most(8)
+def test_numbers_of_every_size_are_kept_to_or_refused_in_words(
+    width: float, change: float, amount: float, measure: str, monotone: bool
+):
+    records, cost = privacy.Scores((0, width), change, monotone), {measure: amount}
+    calls: list[Any] = [lambda each=each: each(np.zeros(2), records, **cost) for each in (privacy.logsumexp, privacy.argmax)]
+    calls.append(lambda: privacy.sample(np.zeros(2), records, temperature=max(amount, 1e-307)))
+    calls.append(lambda: privacy.Budget(np.zeros(2), records, **cost).argmax(amount / 4))
+    for call in calls:
+        _tells_or_says_why(call)
+
+
+def test_so_are_epsilon_and_delta():
+    _tells_or_says_why(lambda: privacy.logsumexp(np.zeros(2), privacy.Entries((0, 1.7e308)), epsilon=1e300, delta=1e-6))
+
+
+def _tells_or_says_why(call: Any) -> None:
+    try:
+        told = call()
+    except ValueError as error:
+        said = str(error)
+    else:
+        said = "sample: "
+        assert 0 < told.scale < math.inf
+        assert not any(isinstance(value, float) and math.isnan(value) for value in vars(told).values())
+    assert said.startswith(("logsumexp: ", "argmax: ", "sample: "))
+    assert len(said) < 300
+    assert "OpenDP" not in said
+
+
+def test_float64_has_scales_for_costs_far_from_one():
+    for amount in (1e-100, 1e100):
+        for change in (1e-50, 1e50):
+            records = privacy.Scores((-1e60, 1e60), change)
+            assert privacy.argmax(np.zeros(2), records, epsilon=amount).scale == pytest.approx(2 * change / amount)
+            assert privacy.argmax(np.zeros(2), records, rho=amount).scale == pytest.approx(change / math.sqrt(2 * amount))

@@ -132,10 +132,10 @@ def verdict(added: Sequence[Sum], voted: Sequence[Votes]) -> str:
     least = min(off, key=lambda each: each.sensitivity)
     of_votes = "of classes by enough teachers" if enough else "of classes that teachers vote for it is not confirmed here"
     return (
-        f"At ε = 1 {'; '.join(said)}. A sum is off by less than 2 % of itself from {_listed(near)} on. So it holds of a sum of "
-        f"enough entries; {of_votes}. That the sensitivity is 1 does not hold: here it is from {least.sensitivity:.2g} ({least.n} "
-        f"entries in [0, {least.bound:g}]) to {widest.sensitivity:.2g} ({widest.n} in [0, {widest.bound:g}]), and c/τ for "
-        "scores that one record moves by c"
+        f"At ε = 1 {'; '.join(said)}. A sum is off by less than 2 % of itself on average from {_listed(near)} on. So it holds of a "
+        f"sum of enough entries; {of_votes}. That the sensitivity is 1 does not hold: here it is from {least.sensitivity:.2g} "
+        f"({least.n} entries in [0, {least.bound:g}]) to {widest.sensitivity:.2g} ({widest.n} in [0, {widest.bound:g}]), and c/τ "
+        "for scores that one record moves by c"
     )
 
 

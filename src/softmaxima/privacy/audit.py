@@ -3,7 +3,9 @@ r"""Whether a mechanism leaks more than it says: a lower bound of ε from what i
     ε ≥ log((P[A(x) ∈ E] − δ) / P[A(x′) ∈ E])      for every event E, either way round
 
 One half of the answers chooses E, the other bounds both probabilities (Clopper–Pearson), so that the choice does not count. An
-audit can show that a promise is broken, and never that it is kept: other neighbours and events are not looked at.
+audit can show that a promise is broken, and never that it is kept. It sees thresholds and values of what is answered, to these two
+inputs: no other neighbours, no low bits of a float, no event rarer than some in `trials`, neither time nor errors, and nothing that
+was told beside the answer.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.numbers import check_confidence, check_count, check_number
+from softmaxima.core.numbers import as_number, check_confidence, check_count, check_number, described
 
 THRESHOLDS = 64  # events of each side that are tried
 FEW = 32  # values that are events themselves
@@ -25,7 +27,8 @@ FEW = 32  # values that are events themselves
 class Audit:
     """What two neighbours' answers say of ε.
 
-    epsilon: at least so much leaks, with the asked confidence; 0 if nothing was seen.
+    epsilon: at least so much leaks, with the asked confidence; 0 if nothing was seen, which proves nothing.
+    confidence: with which that holds, over the noise of the answers.
     event: where the answers differ most, such as "answer >= 2.5 of x".
     trials: how many answers of each were taken.
     """
@@ -49,7 +52,8 @@ def audit(
     """A lower bound of the ε of a mechanism, from its answers to two neighbouring inputs.
 
     Args:
-        release: a function of the input that gives a number or an index, with its noise.
+        release: a function of the input that gives a number or an index, with its noise, such as `Release.value`; independent
+            answers, so that none may spend a `Budget` that another has.
         x, neighbour: two inputs that differ in one record: the worse they are for the mechanism, the more is seen.
         trials: answers to each.
         confidence: with which ε is at least what comes out.
@@ -57,7 +61,7 @@ def audit(
         advanced: called after each pair of answers, for a bar of progress.
 
     Raises:
-        TypeError or ValueError, before any answer.
+        TypeError or ValueError, before any answer; and at the first answer that is not a number, or NaN.
 
     Cost: 2 · trials answers. Source: Jagielski, Ullman and Oprea (2020).
 
@@ -76,7 +80,7 @@ def audit(
     delta = check_number(name, "delta", delta, lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
     answers = np.empty((2, trials))
     for trial in range(trials):
-        answers[:, trial] = release(x), release(neighbour)
+        answers[:, trial] = _number(name, release(x)), _number(name, release(neighbour))
         advanced()
     seen, held = answers[:, : trials // 2], answers[:, trials // 2 :]
     doubt = (1 - confidence) / 2
@@ -85,10 +89,20 @@ def audit(
     return Audit(max(found, 0.0), confidence, f"{event} of {('x', 'the neighbour')[first]}", trials)
 
 
+def _number(name: str, answer: Any) -> float:
+    number = as_number(answer)
+    if number is None:
+        wanted = "a number of it, such as .value of a Release and .index of a Choice"
+        raise TypeError(f"{name}: release must give a number or an index, got {described(answer, wanted)}")
+    if math.isnan(number):
+        raise ValueError(f"{name}: release must give a number or an index, got NaN; give another number where it has none")
+    return number
+
+
 def _events(seen: np.ndarray) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray], int]]:
     """(what, whether answers are in it, whose answers are to be the more often there)."""
     for first in (0, 1):
-        for t in np.unique(np.quantile(seen, np.linspace(0, 1, THRESHOLDS))):
+        for t in np.unique(np.quantile(seen, np.linspace(0, 1, THRESHOLDS), method="inverted_cdf")):
             yield f"answer >= {t:.6g}", (lambda y, t=t: y >= t), first
             yield f"answer <= {t:.6g}", (lambda y, t=t: y <= t), first
         values = np.unique(seen)

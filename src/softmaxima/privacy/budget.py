@@ -1,34 +1,49 @@
-"""Several releases of the same scores, whose costs add up to no more than was allowed."""
+"""Several releases of the same scores, whose costs add up to no more than was allowed: Σ ε_i ≤ ε or Σ ρ_i ≤ ρ.
+
+Sums are of fractions, which do not round: OpenDP's privacy filter adds floats, rounds each sum up, by which seven sevenths are more
+than one, and answers nothing more once it has refused. Amounts are floats, each a rounding of what is meant: of the last share of a
+budget 2⁻⁵² of the budget may be missing, and what is left is spent in its place.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from fractions import Fraction
+from typing import Any, NoReturn, TypeVar
 
 from softmaxima.core.numbers import check_confidence, check_one_temperature
-from softmaxima.privacy.choice import Choice, as_choice
-from softmaxima.privacy.library import dp
-from softmaxima.privacy.measurements import Cost, check_cost, noisy_choice, noisy_sum, scale_of_choice
-from softmaxima.privacy.records import Records, Scores, check_records, read_row, sensitivity_of
-from softmaxima.privacy.sums import Release, released
+from softmaxima.privacy.choice import Choice, check_scores_of_records, choosing
+from softmaxima.privacy.measurements import Cost, check_cost
+from softmaxima.privacy.records import Records, check_records, read_row
+from softmaxima.privacy.sums import Release, releasing
+
+ROUNDING = Fraction(1, 2**52)  # of the budget: half of it by the amounts, half by the budget
+CUT = Fraction(1, 2**20)  # of what is asked for: a share is never cut by more
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Budget:
-    """Scores with a sum that all releases of them may cost, Σ ε_i ≤ ε or Σ ρ_i ≤ ρ, kept by OpenDP's privacy filter.
+    """Scores with a sum that all releases of them by this object may cost, Σ ε_i ≤ ε or Σ ρ_i ≤ ρ, added up without rounding.
 
-    What is asked may depend on what was answered. A release beyond the budget is refused with nothing told, and a smaller one may
-    follow. The measure is that of the budget: with ε Laplace's and exponential noise, with ρ Gaussian and Gumbel's.
+    What is asked may depend on what was answered, and threads may ask at once. A release beyond the budget is refused with nothing
+    told and nothing spent, and a smaller one may follow. k shares of 1/k are the budget: the last is what is left, which may be
+    less than 1/k by a rounding, and its `Release` says so. The measure is that of the budget: with ε Laplace's and exponential
+    noise, with ρ Gaussian and Gumbel's.
 
     Args:
-        x: scores [n], NumPy's or torch's; the budget keeps them.
+        x: scores [n], NumPy's or torch's; the budget keeps a copy, which no attribute, no repr and no error shows.
         records: `Scores` or `Entries`.
         epsilon, rho: one of them, positive.
 
     Raises:
-        TypeError or ValueError, with nothing released: see `logsumexp`.
+        TypeError or ValueError, with nothing released: see `logsumexp`. TypeError when it is pickled or copied deeply, for a copy
+        would spend the same budget again.
 
-    Source: Rogers et al. (2021) for filters, Bun and Steinke (2016) for ρ.
+    Cost: one read of x here and one a release. Source: Rogers et al. (2016) for filters, Bun and Steinke (2016) for ρ.
 
     >>> import numpy as np, softmaxima as sm
     >>> budget = sm.privacy.Budget(np.zeros(50), sm.privacy.Scores(bounds=(0, 1), change=0.1), rho=1.0)
@@ -38,47 +53,41 @@ class Budget:
     >>> budget.sample(0.5)
     Traceback (most recent call last):
         ...
-    ValueError: sample: 0.5 of rho was asked for and 0.25 is left of 1.0; nothing was released
+    ValueError: sample: 0.5 of rho was asked for and 0.25 is left of 1.0; nothing was released, ask for no more than is left
     """
 
-    x: Any = field(repr=False)  # which nobody is to read
+    x: InitVar[Any]
     records: Records
     epsilon: float | None = None
     rho: float | None = None
-    _asked: Any = field(init=False, repr=False)
-    _spent: list[float] = field(init=False, repr=False, default_factory=list)
+    _account: _Account = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, x: Any) -> None:
         name = "Budget"
         check_records(name, self.records)
         cost = check_cost(name, self.epsilon, 0.0, self.rho)
-        scores = read_row(name, self.x, self.records)
-        object.__setattr__(self, "x", scores)
-        measure = dp.max_divergence() if cost.rho is None else dp.zero_concentrated_divergence()
-        odometer = dp.c.make_fully_adaptive_composition(*self.records.space(len(scores)), measure)
-        object.__setattr__(self, "_asked", dp.c.make_privacy_filter(odometer, self.records.distance, cost.amount)(scores))
+        object.__setattr__(self, "epsilon", cost.epsilon)
+        object.__setattr__(self, "rho", cost.rho)
+        object.__setattr__(self, "_account", _Account(read_row(name, x, self.records), cost.amount, self._measure))
 
     @property
     def spent(self) -> float:
-        """What was, in the measure of the budget."""
-        return sum(self._spent)
+        """What was, in the measure of the budget: the float nearest the exact sum."""
+        return float(self._account.spent)
 
     @property
     def left(self) -> float:
-        """What is."""
-        return (self.epsilon if self.rho is None else self.rho) - self.spent  # type: ignore[operator]
+        """What is: the float nearest the exact difference."""
+        return float(self._account.left)
 
     def logsumexp(self, amount: float, *, temperature: float = 1.0, confidence: float = 0.95) -> Release:
-        """log Σ exp(x/τ), for this much of the budget; see `logsumexp`."""
-        name, n = "logsumexp", len(self.x)
-        cost = self._cost(name, amount)
+        """log Σ exp(x/τ), for this much of the budget, positive; see `logsumexp`. ValueError beyond what is left."""
+        name = "logsumexp"
         tau, confidence = check_one_temperature(name, temperature), check_confidence(name, confidence)
-        measurement, scale = noisy_sum(self.records, n, tau, cost)
-        value = self._ask(measurement)
-        return released(value, scale, sensitivity_of(self.records, n, tau), cost, confidence)
+        return self._release(name, amount, lambda n, cost: releasing(name, self.records, n, tau, cost, confidence))
 
     def argmax(self, amount: float, *, confidence: float = 0.95) -> Choice:
-        """The index of the largest score, for this much of the budget; see `argmax`."""
+        """The index of the largest score, for this much of the budget; see `argmax`. ValueError beyond what is left."""
         return self._choose("argmax", amount, confidence)
 
     def sample(self, amount: float, *, confidence: float = 0.95) -> Choice:
@@ -88,27 +97,51 @@ class Budget:
         return self._choose("sample", amount, confidence)
 
     def _choose(self, name: str, amount: float, confidence: float) -> Choice:
-        if not isinstance(self.records, Scores):
-            raise ValueError(
-                f"{name}: an index among records themselves would name one of them; make the Budget of sm.privacy.Scores"
-            )
-        cost, confidence = self._cost(name, amount), check_confidence(name, confidence)
-        scale = scale_of_choice(self.records, len(self.x), cost)
-        measure = "epsilon" if self.rho is None else "rho"
-        index = self._ask(noisy_choice(self.records, len(self.x), scale, measure))
-        return as_choice(index, len(self.x), scale, cost, confidence)
+        records, confidence = check_scores_of_records(name, self.records), check_confidence(name, confidence)
+        return self._release(name, amount, lambda n, cost: choosing(name, records, n, cost, confidence))
 
-    def _cost(self, name: str, amount: float) -> Cost:
-        measure = "epsilon" if self.rho is None else "rho"
-        cost = check_cost(name, **{"epsilon": None, "delta": 0.0, "rho": None, measure: amount})
-        if amount > self.left:
-            allowed = self.epsilon if self.rho is None else self.rho
-            raise ValueError(
-                f"{name}: {amount} of {measure} was asked for and {self.left:.6g} is left of {allowed}; nothing was released"
-            )
-        return cost
+    @property
+    def _measure(self) -> str:
+        return "epsilon" if self.rho is None else "rho"
 
-    def _ask(self, measurement: Any) -> Any:
-        answer = self._asked(measurement)
-        self._spent.append(measurement.map(self.records.distance))
-        return answer
+    def _release(self, name: str, amount: float, made: Callable[[int, Cost], Callable[[list[float]], T]]) -> T:
+        def cost_of(amount: Any) -> Cost:
+            return check_cost(name, **{"epsilon": None, "delta": 0.0, "rho": None, self._measure: amount})
+
+        return self._account.release(name, cost_of(amount).amount, lambda n, paid: made(n, cost_of(paid)))
+
+
+class _Account:
+    """Scores, and what was spent on them: one release at a time."""
+
+    def __init__(self, scores: list[float], allowed: float, measure: str) -> None:
+        self._scores, self._allowed, self._measure = scores, allowed, measure
+        self._lock = threading.Lock()
+        self.spent = Fraction(0)
+
+    @property
+    def left(self) -> Fraction:
+        return Fraction(self._allowed) - self.spent
+
+    def release(self, name: str, amount: float, made: Callable[[int, float], Callable[[list[float]], T]]) -> T:
+        """What `made` of n and of what is paid answers. What it refuses costs nothing; of what is left no more is paid."""
+        with self._lock:
+            asked, left = Fraction(amount), self.left
+            if asked - left > min(ROUNDING * Fraction(self._allowed), CUT * asked):
+                raise ValueError(
+                    f"{name}: {amount} of {self._measure} was asked for and {float(left)} is left of {self._allowed}; "
+                    "nothing was released, ask for no more than is left"
+                )
+            paid = min(asked, left)
+            answer = made(len(self._scores), _at_most(paid))
+            self.spent += paid  # before the answer: one that fails may have told something
+            return answer(self._scores)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("Budget: a copy would spend the same budget again; keep one, and send what it released")
+
+
+def _at_most(exact: Fraction) -> float:
+    """The largest float that is no more."""
+    near = float(exact)
+    return near if Fraction(near) <= exact else math.nextafter(near, 0.0)

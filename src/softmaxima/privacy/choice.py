@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import InputError, check_confidence, check_one_temperature
-from softmaxima.privacy.measurements import Cost, check_cost, noisy_choice, scale_of_choice
+from softmaxima.privacy.measurements import Cost, check_cost, noisy_choice, scale_of_choice, within_float64
 from softmaxima.privacy.records import Scores, read_row
 
 
@@ -61,11 +62,10 @@ def argmax(
     (1, 1.0, 3.688879)
     """
     name = "argmax"
-    _check_scores_of_records(name, records)
+    check_scores_of_records(name, records)
     cost, confidence = check_cost(name, epsilon, 0.0, rho), check_confidence(name, confidence)
     scores = read_row(name, x, records)
-    scale = scale_of_choice(records, len(scores), cost)
-    return chosen(records, scores, scale, cost, confidence)
+    return choosing(name, records, len(scores), cost, confidence)(scores)
 
 
 def sample(
@@ -98,41 +98,43 @@ def sample(
     (0, 0.5, 0.03125)
     """
     name = "sample"
-    _check_scores_of_records(name, records)
+    check_scores_of_records(name, records)
     given = [what for what, value in (("temperature", temperature), ("epsilon", epsilon), ("rho", rho)) if value is not None]
     if len(given) != 1:
         raise ValueError(f"{name}: pass one of temperature=, epsilon= and rho=, got {' and '.join(given) or 'none of them'}")
     confidence = check_confidence(name, confidence)
     tau = None if temperature is None else check_one_temperature(name, temperature)
     cost = None if tau is not None else check_cost(name, epsilon, 0.0, rho)
-    if cost is not None and cost.epsilon is not None:
-        cost = Cost(rho=cost.epsilon**2 / 8)
     scores = read_row(name, x, records)
-    if tau is None:
-        tau = scale_of_choice(records, len(scores), cost)  # type: ignore[arg-type]
-    rho = noisy_choice(records, len(scores), tau, "rho").map(records.distance)
-    return chosen(records, scores, tau, Cost(rho=rho), confidence)
+    n = len(scores)
+    with within_float64(name, cost or f"temperature={tau}", records):
+        if cost is not None:  # exponential noise of the same scale costs the same ε
+            tau = scale_of_choice(records, n, cost)
+        drawn = Cost(rho=noisy_choice(records, n, tau, "rho").map(records.distance))  # type: ignore[arg-type]
+    return choosing(name, records, n, drawn, confidence, tau)(scores)
 
 
-def chosen(records: Scores, scores: list[float], scale: float, cost: Cost, confidence: float) -> Choice:
-    """The index by noise of this scale."""
-    measure = "rho" if cost.rho is not None else "epsilon"
-    index = noisy_choice(records, len(scores), scale, measure)(scores)
-    return as_choice(index, len(scores), scale, cost, confidence)
+def choosing(
+    name: str, records: Scores, n: int, cost: Cost, confidence: float, scale: float | None = None
+) -> Callable[[list[float]], Choice]:
+    """What takes n scores to a `Choice`, by noise of the least scale, or of this; all that can be refused is, before it has them.
+
+    A score below the largest by t is chosen only if its noise is above t more than that of the largest.
+    """
+    with within_float64(name, cost, records):
+        least = scale_of_choice(records, n, cost) if scale is None else scale
+        measurement = noisy_choice(records, n, least, "rho" if cost.rho is not None else "epsilon")
+    within = least * (math.log(n) - math.log1p(-confidence))
+    pure, kind = (cost.epsilon, "exponential noise") if cost.rho is None else (math.sqrt(8 * cost.rho), "gumbel noise")
+    return lambda scores: Choice(measurement(scores), pure, cost.rho, least, within, confidence, kind)
 
 
-def as_choice(index: int, n: int, scale: float, cost: Cost, confidence: float) -> Choice:
-    """With what it cost. A score below the largest by t is chosen only if its noise is above t more than that of the largest."""
-    within = scale * math.log(n / (1 - confidence))
-    if cost.rho is None:
-        return Choice(index, cost.epsilon, None, scale, within, confidence, "exponential noise")
-    return Choice(index, math.sqrt(8 * cost.rho), cost.rho, scale, within, confidence, "gumbel noise")
-
-
-def _check_scores_of_records(name: str, records: Any) -> None:
+def check_scores_of_records(name: str, records: Any) -> Scores:
+    """Whether an index tells of candidates, and not of a person."""
     if not isinstance(records, Scores):
         raise InputError.of_argument(
             name,
             "records",
             "must be sm.privacy.Scores(bounds=…, change=…): an index among records themselves would name one of them",
         )
+    return records

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from softmaxima.core.numbers import check_number, check_positive
+from softmaxima.core.numbers import InputError, check_number, check_positive
 from softmaxima.privacy.library import NUMBER, dp
-from softmaxima.privacy.records import Records, sensitivity_of
+from softmaxima.privacy.records import Records, Scores, sensitivity_of
 from softmaxima.streams import LogSumExpState
+
+CLOSE = 2.0**-40  # to the formula of a scale, relative: more than OpenDP rounds by
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class Cost:
         """As OpenDP says it."""
         return self.rho if self.rho is not None else (self.epsilon, self.delta) if self.delta else self.epsilon
 
+    def __str__(self) -> str:
+        given = ("epsilon", self.epsilon), ("delta", self.delta or None), ("rho", self.rho)
+        return " and ".join(f"{what}={value}" for what, value in given if value is not None)
+
 
 def check_cost(name: str, epsilon: Any, delta: Any, rho: Any) -> Cost:
     """One of ε, with or without δ, and ρ."""
@@ -45,14 +54,33 @@ def check_cost(name: str, epsilon: Any, delta: Any, rho: Any) -> Cost:
     return Cost(check_positive(name, "epsilon", epsilon), delta)
 
 
+@contextmanager
+def within_float64(name: str, asked: Cost | str, records: Records) -> Iterator[None]:
+    """Where a measurement is made, which nothing of the data but n goes into: what OpenDP refuses is told as what was asked."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (dp.OpenDPException, ArithmeticError, ValueError):
+        moved = f", by {records.change} each" if isinstance(records, Scores) else ""
+        said = f"no noise that float64 holds keeps the promise of {asked} for scores in {list(records.bounds)}{moved}"
+        raise InputError(f"{name}: {said}; ask for a number nearer 1, or scale the scores and what is declared of them") from None
+
+
 def sum_of(records: Records, n: int, temperature: float) -> Any:
-    """OpenDP's transformation of n scores into log Σ exp(x/τ), with its sensitivity."""
-    one = sensitivity_of(records, n, temperature) / records.distance
+    """OpenDP's transformation of n scores into log Σ exp(x/τ), with its sensitivity.
+
+    Inputs k times as far apart as neighbours, k ≥ 1, move it by k times as much at most; nearer ones by no more than neighbours.
+    """
+    one = sensitivity_of("logsumexp", records, n, temperature)
 
     def value(scores: Any) -> float:
         return float(LogSumExpState(squares=None).update(np.asarray(scores, np.float64), temperature=temperature).value)
 
-    return dp.t.make_user_transformation(*records.space(n), *NUMBER, value, lambda distance: distance * one)
+    def moved(distance: float) -> float:
+        return one * max(1.0, distance / records.distance)
+
+    return dp.t.make_user_transformation(*records.space(n), *NUMBER, value, moved)
 
 
 def noisy_sum(records: Records, n: int, temperature: float, cost: Cost) -> tuple[Any, float]:
@@ -68,9 +96,12 @@ def noisy_sum(records: Records, n: int, temperature: float, cost: Cost) -> tuple
         approximate = cost.measure == "epsilon, delta"
         return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(measurement), cost.delta) if approximate else measurement
 
-    scale = dp.binary_search_param(
-        lambda scale: spending(noise(scale)), d_in=exact.map(records.distance), d_out=cost.amount, T=float
-    )
+    moved = exact.map(records.distance)
+    if cost.delta:  # of a number that moves by 1
+        near = moved * dp.binary_search_param(lambda scale: spending(noise(scale)), d_in=1.0, d_out=cost.amount, T=float)
+    else:
+        near = moved / cost.amount if cost.rho is None else moved / math.sqrt(2 * cost.amount)
+    scale = _least(lambda scale: spending(noise(scale)), moved, cost.amount, near)
     return spending(exact >> noise(scale)), scale
 
 
@@ -83,6 +114,11 @@ def noisy_choice(records: Records, n: int, scale: float, measure: Literal["epsil
 def scale_of_choice(records: Records, n: int, cost: Cost) -> float:
     """The least scale that costs no more."""
     measure = "rho" if cost.rho is not None else "epsilon"
-    return dp.binary_search_param(
-        lambda scale: noisy_choice(records, n, scale, measure), d_in=records.distance, d_out=cost.amount, T=float
-    )
+    moved = records.distance if isinstance(records, Scores) and records.monotone else 2 * records.distance
+    near = moved / cost.amount if cost.rho is None else moved / math.sqrt(8 * cost.amount)
+    return _least(lambda scale: noisy_choice(records, n, scale, measure), records.distance, cost.amount, near)
+
+
+def _least(made: Callable[[float], Any], moved: float, amount: Any, near: float) -> float:
+    """The least scale for which OpenDP says no more, close to what the formula says: from 1 its search does not go far enough."""
+    return dp.binary_search_param(made, d_in=moved, d_out=amount, bounds=(near * (1 - CLOSE), near * (1 + CLOSE)), T=float)

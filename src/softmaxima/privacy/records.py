@@ -19,11 +19,21 @@ from typing import Any, Literal
 import numpy as np
 
 from softmaxima.core.arguments import as_scores
-from softmaxima.core.numbers import InputError, as_number, check_choice, check_count, check_flag, check_positive, described
+from softmaxima.core.numbers import (
+    InputError,
+    as_number,
+    check_choice,
+    check_count,
+    check_flag,
+    check_one_temperature,
+    check_positive,
+    described,
+)
 from softmaxima.privacy.library import dp
 
 RELATIONS = ("replace", "add-remove")
 LONGEST = 40.0  # more than log n of any row that fits into a memory
+MOST = 2**57  # entries: of more than e^LONGEST the sensitivity of so many is a bound
 UNITS = 2.0**-49  # of what a sum in float64 is off, relative to the largest of its terms
 
 
@@ -54,7 +64,8 @@ class Scores:
         monotone: whether one record moves all scores the same way, as it does with counts when records are added or taken away.
             Then an index costs half as much.
         clip: moves scores into the bounds, which moves none by more than before. Without it a score beyond them is refused,
-            and nothing is released; but that it was refused says of the data that such a score was there.
+            and nothing is released; but that it was refused says of the data that such a score was there. With it −∞ is a, so
+            that a masked score is one like others, and may be chosen; which are masked is to be public, and they left out.
 
     Raises:
         TypeError or ValueError for bounds that are not finite and in order, and a change that is not positive.
@@ -76,8 +87,15 @@ class Scores:
             check_flag("Scores", flag, getattr(self, flag))
 
     def sensitivity(self, temperature: float = 1.0) -> float:
-        """The most that LSE(x/τ), as it is computed, moves by one record."""
-        return _widened(min(self.change, self.bounds[1] - self.bounds[0]) / temperature, self.bounds, temperature)
+        """The most that LSE(x/τ), as it is computed, moves by one record: min(c, b − a)/τ nats, and what rounding adds.
+
+        Raises:
+            TypeError or ValueError for τ that is not positive and finite, and ValueError where the sensitivity is beyond float64.
+        """
+        return sensitivity_of("sensitivity", self, 1, check_one_temperature("sensitivity", temperature))
+
+    def _moves(self, n: int, temperature: float) -> float:
+        return min(self.change, self.bounds[1] - self.bounds[0]) / temperature
 
     def space(self, n: int) -> tuple[Any, Any]:
         """OpenDP's domain of such scores, and its distance of them."""
@@ -126,16 +144,25 @@ class Entries:
             raise ValueError(f'{name}: of "replace" the number of scores is public, and there is no least one; leave least= out')
 
     def sensitivity(self, n: int, temperature: float = 1.0) -> float:
-        """The most that LSE(x/τ), as it is computed, of n scores moves by one record."""
+        """The most that LSE(x/τ), as it is computed, of n scores moves by one record, in nats.
+
+        That is log1p((e^{(b−a)/τ} − 1)/n) of "replace", log1p(e^{(b−a)/τ}/least) of "add-remove", and what rounding adds.
+
+        Raises:
+            TypeError or ValueError for n below 1 and τ that is not positive and finite, and ValueError where the sensitivity is
+            beyond float64.
+        """
+        name = "sensitivity"
+        return sensitivity_of(name, self, check_count(name, "n", n), check_one_temperature(name, temperature))
+
+    def _moves(self, n: int, temperature: float) -> float:
         width = (self.bounds[1] - self.bounds[0]) / temperature
+        n = min(n if self.least is None else self.least, MOST)
         if self.least is not None:
-            n = self.least
-            exact = np.logaddexp(0.0, width - math.log(n))
-        elif width > 30:  # exp(width) alone may be beyond float64
-            exact = width - math.log(n) + math.log1p((n - 1) * math.exp(-width))
-        else:
-            exact = math.log1p(math.expm1(width) / n)
-        return _widened(float(exact), self.bounds, temperature)
+            return float(np.logaddexp(0.0, width - math.log(n)))
+        if width > 30:  # exp(width) alone may be beyond float64
+            return width - math.log(n) + math.log1p((n - 1) * math.exp(-width))
+        return math.log1p(math.expm1(width) / n)
 
     def space(self, n: int) -> tuple[Any, Any]:
         """OpenDP's domain of such scores, and its distance of them."""
@@ -156,15 +183,15 @@ def _domain(bounds: tuple[float, float], n: int | None) -> Any:
     return dp.vector_domain(dp.atom_domain(bounds=bounds, nan=False, T=float), size=n)
 
 
-def _widened(exact: float, bounds: tuple[float, float], temperature: float) -> float:
-    """With what the sensitivity and two sums may lose to rounding."""
-    largest = max(abs(end) for end in bounds) / temperature
-    return exact * (1 + UNITS) + 2 * UNITS * (largest + LONGEST)
-
-
-def sensitivity_of(records: Records, n: int, temperature: float) -> float:
-    """That of either kind."""
-    return records.sensitivity(temperature) if isinstance(records, Scores) else records.sensitivity(n, temperature)
+def sensitivity_of(name: str, records: Records, n: int, temperature: float) -> float:
+    """That of either kind, with what it and two sums may lose to rounding."""
+    largest = max(abs(end) for end in records.bounds) / temperature
+    sensitivity = records._moves(n, temperature) * (1 + UNITS) + 2 * UNITS * (largest + LONGEST)
+    if not sensitivity < math.inf:
+        low, high = records.bounds
+        said = f"must be finite when divided by the temperature, got ({low}, {high}) and {temperature}; take narrower ones"
+        raise InputError.of_argument(name, "bounds", said)
+    return sensitivity
 
 
 def check_records(name: str, records: Any) -> Records:
@@ -182,7 +209,8 @@ def read_row(name: str, x: Any, records: Records) -> list[float]:
     scores = as_scores(name, x).detach().double().cpu()
     if scores.ndim != 1 or not len(scores):
         raise ValueError(
-            f"{name}: scores must be one row [n] of at least one, got shape {tuple(scores.shape)}; each row is a release of its own"
+            f"{name}: scores must be one row [n] of at least one, got {f'{scores.ndim} axes' if scores.ndim != 1 else 'none'}; "
+            "each row is a release of its own"
         )
     if bool(scores.isnan().any()):
         raise ValueError(f"{name}: scores must be numbers, got NaN; nothing was released, but that it was refused tells of the NaN")
@@ -194,5 +222,8 @@ def read_row(name: str, x: Any, records: Records) -> list[float]:
             "move them there. Nothing was released, but that it was refused tells that such a score exists"
         )
     if isinstance(records, Entries) and records.least is not None and len(scores) < records.least:
-        raise ValueError(f"{name}: scores must be at least the declared {records.least}, and are fewer; nothing was released")
+        raise ValueError(
+            f"{name}: scores must be at least the declared {records.least}, and are fewer; nothing was released, but that it was "
+            "refused tells of their number"
+        )
     return scores.clamp(low, high).tolist()

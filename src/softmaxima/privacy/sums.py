@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import check_confidence, check_one_temperature
 from softmaxima.privacy.library import dp
-from softmaxima.privacy.measurements import Cost, check_cost, noisy_sum
+from softmaxima.privacy.measurements import Cost, check_cost, noisy_sum, within_float64
 from softmaxima.privacy.records import Records, check_records, read_row, sensitivity_of
 
 
@@ -50,24 +52,26 @@ def logsumexp(
     temperature: float = 1.0,
     confidence: float = 0.95,
 ) -> Release:
-    """log Σ exp(x_i/τ) in nats, with the least noise of OpenDP's that keeps the promise.
+    """log Σ exp(x_i/τ) in nats, with OpenDP's noise of the least scale that keeps the promise.
 
     Args:
         x: scores [n], NumPy's or torch's.
         records: `Scores` or `Entries`, what one record can do to them.
         epsilon: ε > 0 of pure privacy, by Laplace's noise; with `delta` of approximate privacy, by a Gaussian's.
-        delta: δ, 0 to 1.
+        delta: δ, at least 0 and below 1. The scale is found by way of ρ, which is more than is needed; of one number Laplace's
+            noise of the same ε is smaller yet unless δ is large. A Gaussian has lighter tails, and adds up better in ρ.
         rho: ρ > 0 of zero-concentrated privacy, by a Gaussian's noise, instead of ε.
         temperature: τ > 0, public.
         confidence: with which the interval of the `Release` holds the sum.
 
     Raises:
         TypeError or ValueError, with nothing released: for NaN, for scores beyond the declared bounds (which clip=True moves
-        there), for an ε or ρ that is not positive, both or neither. That data was refused tells of it.
+        there), for an ε or ρ that is not positive, both or neither, and for noise beyond float64. That
+            data was refused tells of it.
 
     Noise is OpenDP's, of the operating system's randomness, and takes no seed: who knows the seed knows the noise.
 
-    Cost: one read of x, and some milliseconds to search the scale. Source: Dwork et al. (2006); Bun and Steinke (2016).
+    Cost: one read of x, and 10 ms to search the scale, with δ half a second. Source: Dwork et al. (2006); Bun and Steinke (2016).
 
     >>> import numpy as np, softmaxima as sm
     >>> votes = sm.privacy.Scores(bounds=(0, 1000), change=1)
@@ -80,16 +84,27 @@ def logsumexp(
     cost = check_cost(name, epsilon, delta, rho)
     tau, confidence = check_one_temperature(name, temperature), check_confidence(name, confidence)
     scores = read_row(name, x, records)
-    measurement, scale = noisy_sum(records, len(scores), tau, cost)
-    return released(measurement(scores), scale, sensitivity_of(records, len(scores), tau), cost, confidence)
+    return releasing(name, records, len(scores), tau, cost, confidence)(scores)
 
 
-def released(value: float, scale: float, sensitivity: float, cost: Cost, confidence: float) -> Release:
-    """The number with its interval."""
+def releasing(
+    name: str, records: Records, n: int, temperature: float, cost: Cost, confidence: float
+) -> Callable[[list[float]], Release]:
+    """What takes n scores to a `Release`; all that can be refused is, before it has them."""
+    sensitivity = sensitivity_of(name, records, n, temperature)
     laplace = cost.measure == "epsilon"
     accuracy = dp.laplacian_scale_to_accuracy if laplace else dp.gaussian_scale_to_accuracy
-    reach = accuracy(scale, 1 - confidence)
-    return Release(
-        value, value - reach, value + reach, confidence, cost.epsilon, cost.delta, cost.rho, sensitivity, scale,
-        "laplace" if laplace else "gaussian",
-    )  # fmt: skip
+    with within_float64(name, f"{cost} at temperature={temperature}", records):
+        measurement, scale = noisy_sum(records, n, temperature, cost)
+        reach = accuracy(scale, 1 - confidence)
+        if not reach < math.inf:
+            raise ValueError("the interval is beyond float64")
+
+    def release(scores: list[float]) -> Release:
+        value = measurement(scores)
+        return Release(
+            value, value - reach, value + reach, confidence, cost.epsilon, cost.delta, cost.rho, sensitivity, scale,
+            "laplace" if laplace else "gaussian",
+        )  # fmt: skip
+
+    return release
