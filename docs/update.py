@@ -318,12 +318,12 @@ def show_robustness(found: robustness_study.Study) -> Blocks:
     """The tables and the picture of what withstood attacks."""
     draw(robustness_report.picture(found), DOCS / "robust-study.png")
     picture = "![Accuracy under attack by loss and by temperature at test time, and what detectors see](robust-study.png)"
-    seeds = f"{len(found.trained[0].accuracies['all'])} seeds."
+    seeds = f"{found.pictures} pictures, {len(found.trained[0].blind)} seeds."
     note = lambda *said: caption("make robust", " ".join(said), threads=1)
     return {
         "robust-verdicts": robustness_report.sentences(found),
         "robust-study": f"{picture}\n\n{robustness_report.trained_table(found)}\n\n{note(robustness_report.CAPTION, seeds)}",
-        "robust-test-time": f"{robustness_report.at_test_table(found)}\n\n{note(seeds)}",
+        "robust-test-time": f"{robustness_report.at_test_table(found)}\n\n{note(robustness_report.AT_TEST_CAPTION, seeds)}",
         "robust-peers": f"{robustness_report.peers_table(found)}\n\n{note(robustness_report.PEERS_CAPTION)}",
         "robust-detectors": f"{robustness_report.detection_table(found)}\n\n{note(robustness_report.DETECTION_CAPTION, seeds)}",
     }

@@ -117,6 +117,18 @@ def test_what_a_narrow_dtype_rounds_stays_in_the_ball_and_the_limits(norm: float
         assert ((found >= low) & (found <= high)).all()
 
 
+@norms
+def test_limits_that_a_dtype_does_not_have_are_kept(norm: float, dtype: torch.dtype):
+    """0.1 and 0.9 lie between two numbers of each dtype, and the nearest may be outside."""
+    x = (0.15 + 0.7 * torch.rand(20, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).to(dtype)
+    model = linear().to(dtype)
+    for target in range(4):
+        classes = torch.full((20,), target)
+        found = robust.attack(model, x, classes, 2.0, norm, steps=5, limits=(0.1, 0.9)).inputs.double()
+        assert ((found >= 0.1) & (found <= 0.9)).all()
+        assert (torch.linalg.vector_norm(found - x.double(), norm, -1) <= 2.0).all()
+
+
 def test_a_broken_model_does_not_seem_to_withstand():
     x, target = normal(8, 20), torch.zeros(8, dtype=torch.int64)
     broken = lambda value: lambda x: (0 * x).sum(1, keepdim=True) + torch.full((1, 4), value, dtype=torch.float64)
@@ -191,15 +203,20 @@ X, Y = normal(3, 20), torch.tensor([0, 1, 2])
             TypeError,
             "model must be a function from inputs to scores, got int",
         ),
-        (lambda: robust.fit_detector(X[:, :1]), ValueError, "the margin of ordinary rows must be finite, got 3 of 3 rows"),
-        (lambda: robust.fit_detector(X - math.inf, "energy"), ValueError, "the energy of ordinary rows must be finite"),
+        (lambda: robust.fit_detector(X[:, :1]), ValueError, "at least two allowed classes, got 3 that have not"),
+        (lambda: robust.fit_detector(X - math.inf, "energy"), ValueError, "at least two allowed classes, got 3 that have not"),
         (lambda: robust.worst_margin(X[:, :0], Y * 0, 0.1), ValueError, "there must be a class for target to name"),
+        (lambda: robust.fit_detector(X * math.inf), ValueError, r"must not be NaN or \+∞"),
+        (lambda: robust.attack(linear(), X[:, :0], Y, 0.1, 2), ValueError, "inputs must have numbers to move"),
+        (lambda: robust.attack(lambda x: (x[:, :4] > 0).long(), X, Y, 0.1, limits=None), TypeError, "tensor, got torch.int64"),
+        (lambda: robust.attack(cast(Any, lambda x: 1.0), X, Y, 0.1, limits=None), TypeError, "tensor, got float"),
+        (lambda: robust.attack(linear(), X, Y, 0.1, loss=cast(Any, lambda s, t: 1.0), limits=None), ValueError, "got float"),
         (lambda: robust.Detector("max", 0.0), ValueError, "statistic must be one of margin, entropy, energy"),
         (lambda: robust.Detector("margin", math.nan), ValueError, "threshold must be a number, got nan"),
         (lambda: robust.Detector("margin", 0.0, 0.0), ValueError, "temperature must be positive"),
         (lambda: robust.fit_detector(X, "margin", 1.0), ValueError, "false_alarms must be a number between 0 and 1, got 1.0"),
         (lambda: robust.fit_detector(X[:0]), ValueError, "there must be ordinary rows to go by"),
-        (lambda: robust.fit_detector(X * math.nan), ValueError, "scores of ordinary rows must not be NaN"),
+        (lambda: robust.fit_detector(X * math.nan), ValueError, "scores of ordinary rows must not be NaN or"),
     ],
 )
 def test_attacks_and_detectors_that_are_refused(call: Any, error: type[Exception], message: str):

@@ -173,7 +173,7 @@ def test_dtypes_axes_and_arrays_of_intervals(dtype: torch.dtype):
 def test_long_rows_are_taken_some_classes_at_a_time(monkeypatch: pytest.MonkeyPatch):
     low = normal(2, 50)
     whole = robust.interval("sparsemax", low, low + 0.5)
-    monkeypatch.setattr("softmaxima.robust.intervals.MOST", 700)
+    monkeypatch.setattr("softmaxima.robust.intervals.TOGETHER", 700)
     parts = robust.interval("sparsemax", low, low + 0.5)
     torch.testing.assert_close(parts.lower, whole.lower, rtol=0, atol=1e-15)
     torch.testing.assert_close(parts.upper, whole.upper, rtol=0, atol=1e-15)

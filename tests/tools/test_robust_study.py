@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
+from torch import nn
 
 import softmaxima as sm
-from softmaxima.experiments import robustness, robustness_peers, robustness_study
+from softmaxima.experiments import robustness, robustness_masking, robustness_peers, robustness_study
 from softmaxima.experiments.robustness import Way
-from softmaxima.experiments.robustness_study import Study
+from softmaxima.experiments.robustness_masking import withstood
+from softmaxima.experiments.robustness_peers import BLACK_BOX, of_art
+from softmaxima.experiments.robustness_study import Study, Trained
 from softmaxima.report import robustness as report
 
-FEW = (
-    *(Way(loss, 1.0, training) for training in ("plain", "adversarial") for loss in robustness.LOSSES),
-    *(Way("softmax", tau, training) for training in ("plain", "adversarial") for tau in (0.5, 2.0)),
-    Way("softmax", 1.0, "certified"),
-)
+WAYS = robustness.ways()
+SPARSEMAX = Way("sparsemax", 1.0, "plain")
+SHORT = of_art("SquareAttack", max_iter=10, nb_restarts=1)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +29,10 @@ def study() -> Study:
     whole = robustness.split()
     small = robustness.Split(whole.x[:256], whole.y[:256], whole.test_x[:80], whole.test_y[:80])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(robustness_study, "ways", lambda: FEW)
         patch.setattr(robustness_study, "split", lambda: small)
         patch.setattr(robustness_study, "AT_TEST", (0.001, 1.0))
+        patch.setattr(robustness_masking, "STEPS", 10)
+        patch.setitem(robustness_peers.ATTACKERS, BLACK_BOX, SHORT)
         few = {name: robustness_peers.ATTACKERS[name] for name in ("ours, margin", "ART, PGD on cross-entropy")}
         patch.setattr(robustness_study, "ATTACKERS", few)
         return robustness_study.run(seeds=2, epochs=8)
@@ -39,19 +42,23 @@ def test_attacks_leave_less_and_certificates_still_less(study: Study):
     for each in study.trained:
         for seed in range(2):
             found = {name: values[seed] for name, values in each.accuracies.items()}
-            assert found["certified"] <= found["all"] <= min(found[attack] for attack in robustness.ATTACKS)
-            assert found["all"] <= found["clean"]
+            assert found["certified"] <= found["all"] <= min(found["gradients"], found["black box"])
+            assert found["gradients"] <= min(found[attack] for attack in robustness.ATTACKS)
+            assert found["black box"] <= found["clean"]
+        assert fmean(each.rows) / 2 == pytest.approx(fmean(each.accuracies["all"]))
+        assert each.blind == (0.0, 0.0)
+        assert not each.masked
 
 
 def test_numbers_are_kept_and_shown(study: Study, tmp_path: Path):
     robustness_study.write(study, {"commit": "abc"}, tmp_path / "study.json")
     assert robustness_study.read(tmp_path / "study.json") == study
-    assert set(robustness_study.verdicts(study)) == {"worst-attack", "temperature-defence", "robust-30", "detector-1ms"}
-    assert report.trained_table(study).count("\n") == 1 + len(FEW)
+    assert set(robustness_study.verdicts(study)) == {"worst-attack", "temperature-defence", "robust-30", "masking", "detector-1ms"}
+    assert report.trained_table(study).count("\n") == 1 + len(WAYS)
     assert "0.001" in report.at_test_table(study)
     assert "ART" in report.peers_table(study)
     assert report.detection_table(study).count("|") > 20
-    assert report.sentences(study).count("\n") == 3
+    assert report.sentences(study).count("\n") == 4
     assert len(report.picture(study).data) > 8  # type: ignore[arg-type]
 
 
@@ -67,21 +74,76 @@ def test_attacks_of_art_and_ours_find_about_the_same(study: Study):
         assert all(abs(a - b) < 0.1 for a, b in zip(ours, theirs, strict=True))
 
 
+def planted(sparsemax: Trained | None = None, level: float = 0.4, seeds: int = 6) -> Study:
+    """A study in which all ways are alike, but that of sparsemax in plain training."""
+    numbers = lambda a: tuple(a + 0.001 * seed for seed in range(seeds))
+    alike = {"clean": 0.9, "gradients": level, "black box": level + 0.1, "all": level, "certified": 0.0}
+    rows = tuple(seeds if row < 540 * level else 0 for row in range(540))
+    trained = [
+        Trained(way.loss, way.temperature, way.training, {name: numbers(a) for name, a in alike.items()}, (0.0,) * seeds, rows)
+        for way in WAYS
+    ]
+    if sparsemax is not None:
+        trained[WAYS.index(SPARSEMAX)] = sparsemax
+    detections = [robustness_study.Detection("margin", attacker, (0.5,), (0.0,), (1.0,)) for attacker in robustness_study.KNOWING]
+    at_test = [robustness_study.AtTest("plain", tau, numbers(0.4), numbers(0.4), (0.0,), (0.0,)) for tau in (0.5, 1.0)]
+    return Study(trained, at_test, [], detections, {"margin": 2.0}, 540, 0.5)
+
+
+def of_sparsemax(accuracies: dict[str, float], rows: tuple[int, ...], blind: float = 0.0) -> Trained:
+    each = {"clean": 0.95, "certified": 0.0, **accuracies}
+    values = {name: tuple(a + 0.001 * seed for seed in range(6)) for name, a in each.items()}
+    return Trained("sparsemax", 1.0, "plain", values, (blind,) * 6, rows)
+
+
 def test_a_verdict_follows_the_gain():
     """A loss that gains 40 points with all seeds alike holds; one that gains none does not."""
-    accuracy = {Way("sparsemax", 1.0, "plain"): 0.8}
-    trained = [
-        robustness_study.Trained(
-            way.loss, way.temperature, way.training, {"all": tuple(accuracy.get(way, 0.4) + 0.001 * seed for seed in range(6))}
-        )
-        for way in FEW
-    ]
-    detections = [robustness_study.Detection("margin", attacker, (0.5,), (0.0,), (1.0,)) for attacker in robustness_study.KNOWING]
-    at_test = [robustness_study.AtTest("plain", 1.0, (0.4,), (0.4,))]
-    study = Study(trained, at_test, [], detections, {"margin": 2.0}, 0.5)
-    said = robustness_study.verdicts(study)
+    rows = tuple(6 if row < 540 * 0.8 else 0 for row in range(540))
+    said = robustness_study.verdicts(planted(of_sparsemax({"gradients": 0.8, "black box": 0.85, "all": 0.8}, rows)))
     assert said["robust-30"].startswith("holds for sparsemax (plain):")
+    assert "1 of 8 differences leaves out 0; more: plain, sparsemax:" in said["robust-30"]
     assert said["detector-1ms"].startswith("time does not hold")
+    none = robustness_study.verdicts(planted())
+    assert none["robust-30"].startswith("does not hold: points on softmax, under all attacks, none of 8 differences leaves out 0:")
+    assert none["temperature-defence"].startswith("at test time it does not hold")
+    assert "leaves no more at any of them" in none["temperature-defence"]
+
+
+def test_what_other_pictures_would_give_is_in_the_interval():
+    """Two points more with every seed, by pictures that are others: seeds alone would call it certain."""
+    rows = tuple(6 if 100 <= row < 100 + 540 * 0.42 else 0 for row in range(540))
+    study = planted(of_sparsemax({"gradients": 0.42, "black box": 0.5, "all": 0.42}, rows))
+    (gain,) = (g for g in robustness_study.gains(study) if (g.training, g.what) == ("plain", "sparsemax"))
+    assert gain.difference.mean == pytest.approx(0.02)
+    assert gain.difference.low < -0.03
+    assert report.error((0.5, 0.5), 100) == pytest.approx(0.05)
+
+
+class Rounded(nn.Module):
+    """Scores to 1/8, which have no gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (8 * x).round() / 8
+
+
+def test_a_network_that_hides_its_gradients_is_called_masked():
+    data = robustness.split()
+    x, y = data.test_x[:100], data.test_y[:100]
+    model = robustness.train(Way("softmax", 1.0, "plain"), data, 0, 8)
+    honest, hidden = (withstood(each, x, y, 0) for each in (model, nn.Sequential(model, Rounded())))
+    assert not hidden.has_gradient.any()
+    assert honest.has_gradient.all()
+    assert hidden.accuracies()["gradients"] > 0.8  # it seems robust
+    assert hidden.accuracies()["all"] < hidden.accuracies()["gradients"] - 0.15
+    trained = of_sparsemax({"gradients": 0.9, "black box": 0.55, "all": 0.55}, tuple(6 if row < 297 else 0 for row in range(540)))
+    study = planted(trained)
+    said = robustness_study.verdicts(study)
+    assert said["masking"].startswith("masked, and no sign of robustness: plain, sparsemax:")
+    assert said["robust-30"].startswith("does not hold")
+    assert " masked" in said["robust-30"]
+    assert " masked |" in report.trained_table(study)
+    assert robustness_study.is_masked([0.5], [0.6], [0.2])
+    assert not robustness_study.is_masked([0.5], [0.6], [0.0])
 
 
 def test_training_repeats():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from softmaxima.experiments.robustness import EPS, RESTARTS, STEPS
 from softmaxima.robust import attack
 
-QUERIES = 300  # of the attack without gradients
+BLACK_BOX, QUERIES = "ART, Square, without gradients", 300
 SHAPE = (1, 8, 8)  # of a picture
 
 
@@ -39,7 +39,7 @@ def _ours(loss: str) -> Found:
     return lambda model, x, y, seed: attack(model, x, y, EPS, loss=loss, steps=STEPS, restarts=RESTARTS, generator=seed).inputs
 
 
-def _of_art(name: str, **options: Any) -> Found:
+def of_art(name: str, **options: Any) -> Found:
     """An attack of ART's, on logits."""
 
     def run(model: nn.Sequential, x: Tensor, y: Tensor, seed: int) -> Tensor:
@@ -67,26 +67,31 @@ def _of_art(name: str, **options: Any) -> Found:
 ATTACKERS: dict[str, Found] = {
     "ours, margin": _ours("margin"),
     "ours, cross-entropy": _ours("cross_entropy"),
-    "ART, PGD on cross-entropy": _of_art(
+    "ART, PGD on cross-entropy": of_art(
         "ProjectedGradientDescent", eps_step=2.5 * EPS / STEPS, max_iter=STEPS, num_random_init=RESTARTS
     ),
-    "ART, APGD on DLR": _of_art(
+    "ART, APGD on DLR": of_art(
         "AutoProjectedGradientDescent",
         eps_step=2 * EPS,
         max_iter=STEPS,
         nb_random_init=RESTARTS,
         loss_type="difference_logits_ratio",
     ),
-    "ART, Square, without gradients": _of_art("SquareAttack", max_iter=QUERIES, nb_restarts=1),
+    BLACK_BOX: of_art("SquareAttack", max_iter=QUERIES, nb_restarts=1),
 }
 
 
-def measured(name: str, model: nn.Sequential, x: Tensor, y: Tensor, seed: int) -> tuple[float, float]:
-    """(accuracy that is left, seconds), with what was found held to the ball and the limits."""
-    start = time.perf_counter()
+def withstood(name: str, model: nn.Sequential, x: Tensor, y: Tensor, seed: int) -> Tensor:
+    """Which rows are still right, bool [rows], with what was found held to the ball and the limits."""
     found = ATTACKERS[name](model, x, y, seed)
-    seconds = time.perf_counter() - start
-    if float((found - x).abs().max()) > EPS + 1e-5 or float(found.min()) < -1e-6 or float(found.max()) > 1 + 1e-6:
+    if not (float((found - x).abs().max()) <= EPS + 1e-5 and float(found.min()) >= -1e-6 and float(found.max()) <= 1 + 1e-6):
         raise RuntimeError(f"{name} left the ball")
     with torch.no_grad():
-        return float((model(found).argmax(1) == y).float().mean()), seconds
+        return model(found).argmax(1) == y
+
+
+def measured(name: str, model: nn.Sequential, x: Tensor, y: Tensor, seed: int) -> tuple[float, float]:
+    """(accuracy that is left, seconds)."""
+    start = time.perf_counter()
+    left = withstood(name, model, x, y, seed)
+    return float(left.float().mean()), time.perf_counter() - start

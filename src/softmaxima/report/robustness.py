@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from softmaxima.experiments.differences import of_mean
 from softmaxima.experiments.robustness import BATCH, EPOCHS, EPS, RESTARTS, STEPS, TRAINING_STEPS, WIDTH
 from softmaxima.experiments.robustness_detectors import ATTACKERS as KNOWING
-from softmaxima.experiments.robustness_detectors import FALSE_ALARMS, ROWS
+from softmaxima.experiments.robustness_detectors import FALSE_ALARMS, ROWS, Detection
 from softmaxima.experiments.robustness_peers import QUERIES
 from softmaxima.experiments.robustness_study import Study, gains, verdicts
 from softmaxima.report.markdown import table
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 CAPTION = (
-    "Accuracy in % on the 540 pictures that are tested, the mean over seeds ± its standard error. All attacks: what withstands "
-    f"each of three, on margin, DLR and cross-entropy of logits, of {STEPS} steps from {RESTARTS} points, ε = {EPS:g} under ℓ∞ of "
-    f"pixels from 0 to 1. Certified: by interval bound propagation. One hidden layer of {WIDTH}, {EPOCHS} epochs of Adam in "
-    f"batches of {BATCH}; adversarial: on margin attacks of {TRAINING_STEPS} steps; certified: half of the loss through intervals. "
-    "On softmax: the gain in points over softmax at τ = 1 with an interval that holds at once with the others at 95 % (paired "
-    "by seed; Bonferroni); ↑ and ↓ where it leaves out 0. winsorized: cross-entropy with the winsorized logsumexp, not below 0."
+    "Accuracy in % on the pictures that are tested, the mean over seeds ± its standard error, of seeds and of pictures. Gradients: "
+    f"what withstands each of three attacks, on margin, DLR and cross-entropy of logits, of {STEPS} steps from {RESTARTS} points, "
+    f"ε = {EPS:g} under ℓ∞ of pixels from 0 to 1. Black box: what withstands ART's Square, {QUERIES} queries. All: what withstands "
+    f"all four. Certified: by interval bound propagation. One hidden layer of {WIDTH}, {EPOCHS} epochs of Adam in batches of "
+    f"{BATCH}; adversarial: on margin attacks of {TRAINING_STEPS} steps; certified: half of the loss through intervals. On "
+    "softmax: the gain in points over softmax at τ = 1 with an interval that holds at once with the others at 95 % (of seeds "
+    "and of pictures, paired by both; Bonferroni); ↑ and ↓ where it leaves out 0. winsorized: cross-entropy with the winsorized "
+    "logsumexp, not below 0."
+)
+AT_TEST_CAPTION = (
+    f"Accuracy in % after one attack of {STEPS} steps from the pictures, on −log p_t through p or on logits; the decision is "
+    "that of probabilities over τ. No gradient: the share of pictures where that through p is exactly 0."
 )
 PEERS_CAPTION = (
     "Accuracy in % that each attacker leaves of networks trained on softmax at τ = 1, at the same ε, with as many steps and "
-    f"points, and its seconds; Square: {QUERIES} queries."
+    f"points, and its seconds, ± as above; Square: {QUERIES} queries."
 )
 DETECTION_CAPTION = (
     f"Area under the ROC curve (0.5 is chance) | share caught in % at {100 * FALSE_ALARMS:g} % false alarms, of attacked pictures "
-    f"that mislead a plainly trained network. ms: the detector and probabilities over another temperature, for {ROWS} rows."
+    f"that mislead a plainly trained network, ± as above, of pictures "
+    f"at most. ms: the detector and probabilities over another temperature, for {ROWS} rows."
 )
 
 
-def shown(values: Sequence[float], scale: float = 100, digits: int = 1) -> str:
+def error(values: Sequence[float], pictures: float) -> float:
+    """The standard error of a mean over seeds and pictures, of shares or of areas under a curve.
+
+    Pictures: a number in [0, 1] of each with the mean a has at most the variance a (1 − a); and so an area under the ROC curve over
+    the lesser of both counts (Birnbaum & Klose, 1957).
+    """
+    mean = fmean(values)
+    return math.sqrt(of_mean(values).variance + mean * (1 - mean) / pictures) if len(values) > 1 else math.nan
+
+
+def shown(values: Sequence[float], pictures: float, scale: float = 100, digits: int = 1) -> str:
     """A mean and its standard error."""
-    error = scale * stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{scale * fmean(values):.{digits}f} ± {error:.{digits}f}"
+    return f"{scale * fmean(values):.{digits}f} ± {scale * error(values, pictures):.{digits}f}"
 
 
 def trained_table(study: Study) -> str:
@@ -45,23 +63,28 @@ def trained_table(study: Study) -> str:
     gained = {(gain.training, gain.what): gain.difference for gain in gains(study)}
     rows = []
     for each in study.trained:
-        name = each.loss if each.temperature == 1.0 else f"{each.loss}, τ = {each.temperature:g}"
-        found = gained.get((each.training, name))
+        found = gained.get((each.training, each.name))
         mark = "" if found is None else " ↑" if found.better else " ↓" if found.worse else ""
-        gain = "" if found is None else f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){mark}"
-        rows.append([each.training, name, *(shown(each.accuracies[what]) for what in ("clean", "all", "certified")), gain])
-    return table(["training", "loss", "clean", "all attacks", "certified", "on softmax"], rows, left=(0, 1))
+        mark = f"{mark} masked" if each.masked else mark
+        gain = "" if found is None else f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+        shares = (shown(each.accuracies[what], study.pictures) for what in ("clean", "gradients", "black box", "all", "certified"))
+        rows.append([each.training, each.name, *shares, f"{gain}{mark}"])
+    return table(["training", "loss", "clean", "gradients", "black box", "all", "certified", "on softmax"], rows, left=(0, 1))
 
 
 def at_test_table(study: Study) -> str:
     """A line a temperature at test time, columns for each training."""
     kinds = tuple(dict.fromkeys(each.training for each in study.at_test))
     by = {(each.training, each.temperature): each for each in study.at_test}
+    cells = lambda one: (
+        shown(one.through_probabilities, study.pictures), shown(one.on_logits, study.pictures), f"{100 * fmean(one.blind):.1f}"
+    )  # fmt: skip
     rows = [
-        [f"{tau:g}", *(shown(v) for kind in kinds for v in (by[kind, tau].through_probabilities, by[kind, tau].on_logits))]
+        [f"{tau:g}", *(cell for kind in kinds for cell in cells(by[kind, tau]))]
         for tau in dict.fromkeys(each.temperature for each in study.at_test)
     ]
-    return table(["τ at test", *(f"{kind}, {what}" for kind in kinds for what in ("through p", "on logits"))], rows)
+    heads = (f"{kind}, {what}" for kind in kinds for what in ("through p", "on logits", "no gradient"))
+    return table(["τ at test", *heads], rows)
 
 
 def peers_table(study: Study) -> str:
@@ -69,16 +92,21 @@ def peers_table(study: Study) -> str:
     kinds = tuple(dict.fromkeys(each.training for each in study.attackers))
     by = {(each.training, each.name): each for each in study.attackers}
     rows = [
-        [name, *(shown(by[kind, name].accuracies) for kind in kinds), f"{fmean(by[kinds[0], name].seconds):.2f}"]
+        [name, *(shown(by[kind, name].accuracies, study.pictures) for kind in kinds), f"{fmean(by[kinds[0], name].seconds):.2f}"]
         for name in dict.fromkeys(each.name for each in study.attackers)
     ]
     return table(["attacker", *kinds, "s"], rows)
 
 
+def misled(study: Study, found: Detection) -> float:
+    """How many pictures of the half that a detector is tested on are attacked with success."""
+    return max(1.0, fmean(found.misled) * (study.pictures - study.pictures // 2))
+
+
 def detection_table(study: Study) -> str:
     """A line a statistic, a column an attacker."""
     by = {(each.statistic, each.attacker): each for each in study.detections}
-    cell = lambda each: f"{shown(each.areas, 1, 2)} \\| {shown(each.caught, 100, 0)}"
+    cell = lambda one: f"{shown(one.areas, misled(study, one), 1, 2)} \\| {shown(one.caught, misled(study, one), 100, 0)}"
     rows = [
         [statistic, *(cell(by[statistic, attacker]) for attacker in KNOWING), f"{study.milliseconds[statistic]:.3f}"]
         for statistic in dict.fromkeys(each.statistic for each in study.detections)
@@ -95,12 +123,12 @@ def picture(study: Study) -> go.Figure:
     """Accuracy by loss, against the temperature at test time, and how well each attacker is seen."""
     titles = ("under all attacks, by loss", "by the temperature at test time", "area under the ROC curve")
     plot = make_subplots(1, 3, subplot_titles=titles, horizontal_spacing=0.09, column_widths=[0.4, 0.33, 0.27])
-    error = lambda values, scale: scale * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     for colour, training in zip(COLOURS, ("plain", "adversarial", "certified"), strict=True):
         own = [each for each in study.trained if each.training == training][::-1]
+        errors = [100 * error(each.accuracies["all"], study.pictures) for each in own]
         plot.add_scatter(
-            x=[100 * fmean(each.accuracies["all"]) for each in own], y=[f"{each.loss}, τ = {each.temperature:g}" for each in own],
-            error_x={"array": [error(each.accuracies["all"], 100) for each in own], "thickness": 1.5}, mode="markers",
+            x=[100 * fmean(each.accuracies["all"]) for each in own], y=[each.name for each in own],
+            error_x={"array": errors, "thickness": 1.5}, mode="markers",
             marker={"size": 8, "color": colour}, name=f"{training} training", row=1, col=1,
         )  # fmt: skip
     for colour, training in zip(COLOURS, ("plain", "adversarial"), strict=False):
@@ -109,14 +137,15 @@ def picture(study: Study) -> go.Figure:
             plot.add_scatter(
                 x=[each.temperature for each in own], y=[100 * fmean(getattr(each, name)) for each in own], mode="lines+markers",
                 line={"color": colour, "dash": dash}, marker={"size": 5}, showlegend=training == "plain",
-                name={"through_probabilities": "attack through probabilities", "on_logits": "all attacks on logits"}[name],
+                name={"through_probabilities": "attack through probabilities", "on_logits": "the same attack on logits"}[name],
                 row=1, col=2,
             )  # fmt: skip
     for symbol, statistic in zip(("circle", "square", "diamond"), ("margin", "entropy", "energy"), strict=True):
         own = [each for each in study.detections if each.statistic == statistic]
+        errors = [error(each.areas, misled(study, each)) for each in own]
         plot.add_scatter(
             x=[each.attacker.replace(" ", "<br>", 1) for each in own], y=[fmean(each.areas) for each in own],
-            error_y={"array": [error(each.areas, 1) for each in own]}, mode="lines+markers", marker={"size": 8, "symbol": symbol},
+            error_y={"array": errors}, mode="lines+markers", marker={"size": 8, "symbol": symbol},
             line={"color": "#666666", "width": 1}, name=f"detector by {statistic}", row=1, col=3,
         )  # fmt: skip
     plot.add_hline(y=0.5, line={"dash": "dot", "color": "#999999"}, row=1, col=3)  # type: ignore[arg-type]

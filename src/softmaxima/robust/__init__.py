@@ -7,6 +7,7 @@ from softmaxima.robust.intervals import ProbabilityInterval, interval
 from softmaxima.robust.logsumexp import WorstLogSumExp, worst_logsumexp
 from softmaxima.robust.margins import worst_margin
 from softmaxima.robust.probabilities import WorstProbabilities, worst_probabilities
+from softmaxima.robust.propagation import interval_bound_propagation, is_certified
 
 __all__ = [
     "ATTACK_LOSSES",
@@ -19,6 +20,8 @@ __all__ = [
     "certified_radius",
     "fit_detector",
     "interval",
+    "interval_bound_propagation",
+    "is_certified",
     "lipschitz_bound",
     "probability_radius",
     "worst_logsumexp",

@@ -118,6 +118,8 @@ def attack(
     norm, radius = check_norm(name, norm), check_number(name, "radius", radius, *RADIUS)
     if x.ndim < 2:
         raise ValueError(f"{name}: inputs must be [rows, …], got shape {tuple(x.shape)}; call .unsqueeze(0) for a single row")
+    if x[:1].numel() == 0 and len(x):
+        raise ValueError(f"{name}: inputs must have numbers to move, got shape {tuple(x.shape)}; give rows with some")
     if not callable(model):
         raise TypeError(f"{name}: model must be a function from inputs to scores, got {type(model).__name__}; pass a network")
     if not bool(x.isfinite().all()):
@@ -129,6 +131,9 @@ def attack(
     low, high = _limits(name, limits, x)
     with torch.no_grad():
         first = model(x)
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        got = first.dtype if isinstance(first, Tensor) else type(first).__name__
+        raise TypeError(f"{name}: model must give scores in a floating-point tensor, got {got}; an attack needs their gradients")
     if first.ndim != 2 or len(first) != len(x):
         raise ValueError(f"{name}: model must give scores [{len(x)}, classes], got shape {tuple(first.shape)}; reshape them")
     classes = check_device(name, "target", check_classes(name, target, first), x)
@@ -142,11 +147,9 @@ def attack(
             with torch.enable_grad():
                 scores = model(at)
                 value = of(scores, classes)
-            if value.shape != classes.shape:
-                raise ValueError(
-                    f"{name}: loss must give one number a row, {tuple(classes.shape)}, got shape {tuple(value.shape)}; "
-                    "do not reduce it"
-                )
+            if not isinstance(value, Tensor) or value.shape != classes.shape:
+                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"{name}: loss must give one number a row, {tuple(classes.shape)}, got {got}; do not reduce it")
             wrong = ~(margins(scores.detach(), classes) > 0)  # a tie, or what is no number, is no decision for the class
             better = (wrong & ~misled) | ((wrong == misled) & (value.detach() > best_loss))
             better = better & ~misled if stop else better
@@ -219,8 +222,10 @@ def _project(x: Tensor, delta: Tensor, radius: float, norm: float, low: float, h
             flat = torch.where(outside, flat.sign() * radius * sparsemax(flat.abs(), temperature=radius), flat)
         delta = flat.reshape(x.shape)
     wide = x.double()
-    near = (wide + delta).clamp(low, high).to(x)
-    return torch.where((near.double() - wide).abs() > delta.abs(), torch.nextafter(near, x), near)
+    moved = (wide + delta).clamp(low, high)
+    near = moved.to(x)
+    most = torch.minimum(delta.abs(), (moved - wide).abs())  # of both: neither the ball nor the limits are left by rounding
+    return torch.where((near.double() - wide).abs() > most, torch.nextafter(near, x), near)
 
 
 def _drawn(x: Tensor, radius: float, norm: float, rng: torch.Generator | None) -> Tensor:

@@ -131,7 +131,8 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
 
     Args:
         model: `nn.Linear`, functions of known slope (ReLU, tanh, ELU, …), and `nn.Sequential` of such; no subclasses, whose
-            forward pass may be another, and no softplus that becomes x, and so jumps, below 40.
+            forward pass may be another. A softplus that becomes x below 40 (20 is PyTorch's default) falls there, and has no L:
+            set its `threshold` to 40, which changes what it gives by e^−20/β at most.
         norm: of inputs and scores, 1 (the largest column sum of |W|), 2 (the largest singular value) or `math.inf` (the largest
         row sum).
 
@@ -164,8 +165,9 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
         if model.threshold >= UNSEEN:
             return 1.0
         raise TypeError(
-            f"{name}: a softplus that becomes x jumps there, got nn.Softplus with threshold {model.threshold:g}; "
-            f"give it threshold={UNSEEN:g}"
+            f"{name}: nn.Softplus with threshold {model.threshold:g} falls by {math.exp(-model.threshold) / model.beta:.1g} "
+            f"where it becomes x, so that no L holds; set layer.threshold = {UNSEEN:g}, or write nn.Softplus(beta={model.beta:g}, "
+            f"threshold={UNSEEN:g}), which differs by no more than that"
         )
     raise TypeError(
         f"{name}: model must be nn.Linear, functions whose slope is known, or nn.Sequential of these, and no subclass, "

@@ -90,7 +90,8 @@ def fit_detector(
         temperature: τ of the entropy and the energy.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, such as no rows at all, or rows with a single class.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as no rows at all, scores that are NaN
+            or +∞, or rows with fewer than two allowed classes, of which there is no attack.
 
     Cost: a sort of one number a row.
 
@@ -101,15 +102,18 @@ def fit_detector(
     10
     """
     share = check_number("fit_detector", "false_alarms", false_alarms, lambda number: 0 < number < 1, "a number between 0 and 1")
-    values = torch.as_tensor(Detector(statistic, 0.0, temperature).values(x, dim)).detach().double().flatten()
-    if values.numel() == 0:
+    detector = Detector(statistic, 0.0, temperature)
+    scores = as_scores("fit_detector", x)
+    rows = scores.detach().movedim(check_dim("fit_detector", dim, scores.ndim), -1)
+    if rows[..., :1].numel() == 0 and rows.shape[-1]:
         raise ValueError(f"fit_detector: there must be ordinary rows to go by, got scores of shape {tuple(x.shape)}; give some")
-    if bool(values.isnan().any()):
-        raise ValueError("fit_detector: scores of ordinary rows must not be NaN, got some; leave those rows out")
-    threshold = float(values.sort().values[int(share * values.numel())])  # so many are below
-    if not math.isfinite(threshold):
+    if bool((rows.isnan() | (rows == math.inf)).any()):
+        raise ValueError("fit_detector: scores of ordinary rows must not be NaN or +∞, got some; leave those rows out")
+    alone = int(((rows > -math.inf).sum(-1) < 2).sum())
+    if alone:
         raise ValueError(
-            f"fit_detector: the {statistic} of ordinary rows must be finite, got {int((~values.isfinite()).sum())} of "
-            f"{values.numel()} rows where it is not; leave out rows with fewer than two allowed classes"
+            f"fit_detector: ordinary rows must have at least two allowed classes, got {alone} that have not; leave those rows out"
         )
+    values = detector.values(rows).double().flatten()
+    threshold = float(values.sort().values[int(share * values.numel())])  # so many are below
     return Detector(statistic, threshold, temperature)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +34,10 @@ from softmaxima.robust.arguments import is_broken, prepared
 from softmaxima.robust.corners import corner, rows_of
 from softmaxima.robust.nucleus import of_a_nucleus
 
+Params = Mapping[str, Any]
+Bounds = tuple[Tensor, Tensor]  # (lower, upper)
 RISING = (torch.sigmoid, torch.nn.functional.softplus, torch.exp, torch.relu)  # functions of `proportional`
-MOST = 2**23  # numbers of the corners that are evaluated together
+TOGETHER = 2**23  # numbers of the corners that are evaluated together
 
 
 class ProbabilityInterval(NamedTuple):
@@ -110,56 +113,87 @@ def interval(
     return ProbabilityInterval(rows.restored(least, -math.inf), rows.restored(most, math.inf))
 
 
-def parameters(name: str, map: Map, params: Mapping[str, Any], x: Tensor, dim: int) -> dict[str, Any]:
+def parameters(name: str, map: Map, params: Params, x: Tensor, dim: int) -> dict[str, Any]:
     """The map's parameters, checked; tensors with their axis last."""
     values = check_params(map, map.complete(params, name), x, dim, name)
     by_name = dict(zip((parameter.name for parameter in map.params), values, strict=True))
-    if map.name == "proportional" and by_name["f"] is not torch.square and by_name["f"] not in RISING:
-        known = ", ".join(f.__name__ for f in (*RISING, torch.square))
-        got = getattr(by_name["f"], "__name__", by_name["f"])
-        raise ValueError(f"{name}: f must be one whose ends between two numbers are known ({known}), got {got}; pass one of these")
+    if map.name in KNOWN:
+        KNOWN[map.name].check(name, by_name)
     return {key: value.movedim(dim, -1) if isinstance(value, Tensor) and value.ndim else value for key, value in by_name.items()}
 
 
-def bounds_of(map: Map, low: Tensor, high: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def bounds_of(map: Map, low: Tensor, high: Tensor, params: Params) -> Bounds:
     """(lower, upper) of every class of rows [..., n] over their temperature."""
     n, rows = low.shape[-1], max(1, low[..., :1].numel())
-    block = max(1, min(n, MOST // max(1, rows * n)))
+    block = max(1, min(n, TOGETHER // max(1, rows * n)))
     place = torch.arange(n, device=low.device)
     parts = [bounds_at(map, low, high, part.expand(*low.shape[:-1], -1), params) for part in place.split(block)]
+    lower, upper = ordered(*(torch.cat([part[end] for part in parts], -1) for end in (0, 1)))
     broken = is_broken(low, high)
-    lower, upper = (torch.cat([part[end] for part in parts], -1).masked_fill(broken, math.nan) for end in (0, 1))
-    return lower, upper
+    return lower.masked_fill(broken, math.nan), upper.masked_fill(broken, math.nan)
 
 
-def bounds_at(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def ordered(lower: Tensor, upper: Tensor) -> Bounds:
+    """Ends that are equal but for the rounding of a map, in order; the slopes of ends that are equal stay their own."""
+    crossed = lower > upper
+    return torch.where(crossed, upper, lower), torch.where(crossed, lower, upper)
+
+
+def bounds_at(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
     """The same of some classes of each row, [..., m]."""
-    if map.name == "topp_softmax" and params["p"] < 1:
-        return of_a_nucleus(low, high, classes, params["p"])
-    if map.name == "normmax":
-        return _of_a_norm(map, low, high, classes, params)
-    low, high = _ends(map, low, high, params)
-    return corner(map, high, low, classes, params), corner(map, low, high, classes, params)
-
-
-def _ends(map: Map, low: Tensor, high: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """The scores at which f of a ratio is least and greatest; of maps that rise with a score, the ends."""
-    if map.name == "taylor_softmax":
-        order = params["order"]
-        scale = torch.maximum(low.abs(), high.abs()).clamp_min(1.0).masked_fill(high == -math.inf, 1.0)
-        of: Callable[[Tensor], Tensor] = lambda z: polynomial(z, scale, order, order)
-        lowest = _lowest_point(order)
-    elif map.name == "proportional" and params["f"] is torch.square:
-        of, lowest = torch.square, 0.0
-    elif map.name in ("proportional", "topp_softmax") or map.properties.monotone:  # top-p of all is softmax
-        return low, high
-    else:
+    if map.name in KNOWN:
+        return KNOWN[map.name].bounds(map, low, high, classes, params)
+    if not map.properties.monotone:
         raise ValueError(
             f"interval: {map.name} does not claim to be monotone, and no bounds of it are known; "
             "register it with Properties(monotone=True) if p_i rises with x_i alone"
         )
+    return _at_corners(map, low, high, classes, params)
+
+
+def is_tight(map: Map, params: Params) -> bool:
+    """Whether both ends are attained."""
+    return map.name not in KNOWN or KNOWN[map.name].tight(params)
+
+
+def _at_corners(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
+    return corner(map, high, low, classes, params), corner(map, low, high, classes, params)
+
+
+# Maps that are not monotone -----------------------------------------------------------------------------------------------------
+
+
+def _of_top_p(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
+    """A nucleus of all is softmax."""
+    if params["p"] == 1:
+        return _at_corners(map, low, high, classes, params)
+    return of_a_nucleus(low, high, classes, params["p"])
+
+
+def _of_taylor(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
+    order = params["order"]
+    scale = torch.maximum(low.abs(), high.abs()).clamp_min(1.0).masked_fill(high == -math.inf, 1.0)
+    ends = _ends(lambda z: polynomial(z, scale, order, order), _lowest_point(order), low, high)
+    return _at_corners(map, *ends, classes, params)
+
+
+def _of_proportional(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
+    ends = _ends(torch.square, 0.0, low, high) if params["f"] is torch.square else (low, high)
+    return _at_corners(map, *ends, classes, params)
+
+
+def _check_function(name: str, params: Params) -> None:
+    f = params["f"]
+    if f is not torch.square and f not in RISING:
+        known = ", ".join(each.__name__ for each in (*RISING, torch.square))
+        got = getattr(f, "__name__", f)
+        raise ValueError(f"{name}: f must be one whose ends between two numbers are known ({known}), got {got}; pass one of these")
+
+
+def _ends(f: Callable[[Tensor], Tensor], lowest: float, low: Tensor, high: Tensor) -> Bounds:
+    """The scores between two at which a convex f, least at `lowest`, is least and greatest."""
     masked = high == -math.inf
-    most = torch.where(of(high) >= of(low), high, low)
+    most = torch.where(f(high) >= f(low), high, low)
     fewest = torch.minimum(torch.maximum(low, low.new_tensor(lowest)), high)
     return torch.where(masked, -math.inf, fewest), torch.where(masked, -math.inf, most)
 
@@ -177,7 +211,7 @@ def _lowest_point(order: int) -> float:
     return high
 
 
-def _of_a_norm(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def _of_a_norm(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
     """Of normmax: u between its corners, and the sum of the others between what theirs and Σ u^α = 1 leave it."""
     alpha = torch.as_tensor(params["alpha"], dtype=low.dtype, device=low.device)
     everyone = torch.arange(low.shape[-1], device=low.device).expand(low.shape)
@@ -196,9 +230,26 @@ def _left(u: Tensor, alpha: Tensor) -> Tensor:
     return torch.where(rest > 0, torch.where(rest > 0, rest, 1.0) ** (1 / alpha), 0.0)
 
 
-def _scaled(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mapping[str, Any], alpha: Tensor) -> Tensor:
+def _scaled(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Params, alpha: Tensor) -> Tensor:
     """u_i = p_i/‖p‖_α of (own_i, others)."""
     p = rows_of(map, others, own, classes, params)
     own_p = p.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
     norm = (p ** alpha.unsqueeze(-1 if alpha.ndim else 0)).sum(-1) ** (1 / alpha)
     return own_p / norm.clamp_min(torch.finfo(p.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Bounds of a map that are not at its own corners."""
+
+    bounds: Callable[[Map, Tensor, Tensor, Tensor, Params], Bounds]  # of some classes [..., m] of rows [..., n] between two
+    tight: Callable[[Params], bool]  # whether both are attained
+    check: Callable[[str, Params], None] = lambda name, params: None  # refuses parameters of which nothing is known
+
+
+KNOWN: dict[str, Known] = {
+    "topp_softmax": Known(_of_top_p, lambda params: params["p"] == 1),
+    "normmax": Known(_of_a_norm, lambda params: False),
+    "taylor_softmax": Known(_of_taylor, lambda params: True),
+    "proportional": Known(_of_proportional, lambda params: True, _check_function),
+}

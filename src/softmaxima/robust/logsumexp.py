@@ -59,10 +59,10 @@ def worst_logsumexp(
         smallest: the least instead of the greatest.
         dim, temperature, where: as for `softmax`.
 
-    Returns (value, perturbation, bound). Gradients of value, by x and by ε, are those of the worst case (Danskin): p at x + δ;
-    under ℓ2 there are no second ones. The bound is certified, within 1e-10 of the value for rows of up to a thousand that were
-    measured (1e-12 for short ones); only under ℓ2 with ε > τ do the two differ at all. A row with nothing allowed has the value −∞,
-    one with NaN is NaN.
+    Returns (value, perturbation, bound). Gradients of value, by x and by ε, are those of the worst case (Danskin): p at x + δ, and
+    by ε at 0 that from the right; under ℓ2 there are no second ones. The bound is certified, within 1e-10 of the value for rows of
+    up to a thousand that were measured (1e-12 for short ones); only under ℓ2 with ε > τ do the two differ at all. A row with
+    nothing allowed has the value −∞, one with NaN is NaN.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.

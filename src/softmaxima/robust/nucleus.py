@@ -36,10 +36,9 @@ def of_a_nucleus(low: Tensor, high: Tensor, classes: Tensor, share: float) -> tu
     divide = lambda a, b: torch.where(a == 0, 0.0, a / torch.where(a == 0, 1.0, a + b))
     lower = torch.where(kept.gather(-1, classes), divide(own_light, most_others), 0.0)
     upper = torch.minimum(divide(own_heavy, least_others), divide(own_heavy, all_others) / share)
-    broken = (low + high).isnan().any(-1, keepdim=True) | (high == math.inf).any(-1, keepdim=True)
     upper = torch.where(dropped.gather(-1, classes), 0.0, upper)
-    settled = lambda v: v.masked_fill(own_low == -math.inf, 0.0).masked_fill(broken, math.nan)
-    return settled(lower), settled(upper)
+    masked = own_low == -math.inf
+    return lower.masked_fill(masked, 0.0), upper.masked_fill(masked, 0.0)
 
 
 def _certain(low: Tensor, high: Tensor, light: Tensor, heavy: Tensor, classes: Tensor, share: float) -> tuple[Tensor, Tensor]:

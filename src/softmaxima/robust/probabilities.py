@@ -25,12 +25,11 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.lse import logsumexp
 from softmaxima.robust.arguments import check_norm, is_broken, prepared
 from softmaxima.robust.corners import corner, is_own
-from softmaxima.robust.intervals import bounds_at, parameters
+from softmaxima.robust.intervals import bounds_at, is_tight, ordered, parameters
 from softmaxima.robust.stationary import LEAST_RADIUS, first_order, greatest, least
 
 SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores together
-SOFTMAX = ("softmax", "log_softmax")
-INEXACT = ("normmax", "topp_softmax")  # whose intervals are not the tightest
+SOFTMAX = ("softmax", "log_softmax")  # of which ℓ2 is exact
 
 
 class WorstProbabilities(NamedTuple):
@@ -68,7 +67,7 @@ def worst_probabilities(
         params: parameters of the map.
 
     Returns (lower, upper, exact), of log p for log_softmax; in a dtype narrower than float64 rounded outward. −∞ stays a mask, with
-    probability 0; a row with NaN or +∞ is NaN.
+    probability 0; a row with NaN or +∞ is NaN. Both are differentiable by x and by ε, at ε = 0 from the right.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
@@ -100,7 +99,7 @@ def worst_probabilities(
 
 def is_exact(map: Map, norm: float, n: int, params: Mapping[str, Any]) -> bool:
     """Whether the worst case is attained."""
-    if map.name in INEXACT and not (map.name == "topp_softmax" and params["p"] == 1):
+    if not is_tight(map, params):
         return False
     if norm == math.inf or n <= 1:
         return True
@@ -115,7 +114,7 @@ def _falls_alone(map: Map) -> bool:
 def worst_at(map: Map, z: Tensor, radius: Tensor, norm: float, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """(lower, upper) of some classes of rows over their temperature, [..., m]."""
     broken = is_broken(z)
-    lower, upper = _worst_at(map, z, radius, norm, classes, params)
+    lower, upper = ordered(*_worst_at(map, z, radius, norm, classes, params))
     return lower.masked_fill(broken, math.nan), upper.masked_fill(broken, math.nan)
 
 

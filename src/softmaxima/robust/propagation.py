@@ -1,0 +1,136 @@
+r"""Interval bound propagation: the least and the most that scores are where each input lies between two numbers, l ≤ x ≤ u.
+
+    W x + b        W c + b ± |W| r,        c = (l + u)/2, r = (u − l)/2
+    f that rises   f(l), f(u)
+
+Ends are widened by what a layer rounds, so that they hold of what the network computes in its dtype, and not only of real numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softmaxima.core.arguments import Array, as_scores, check_device, check_dim, like_input
+from softmaxima.robust.arguments import check_classes
+
+EXACT = (nn.Identity, nn.Flatten, nn.ReLU, nn.ReLU6, nn.Hardtanh)  # rise, also as they are rounded
+ROUNDED = (nn.Tanh, nn.Sigmoid, nn.Softsign)  # rise but for their rounding
+UNITS = 4  # in the last place, by which a function of `ROUNDED` may be off
+
+
+def interval_bound_propagation(model: nn.Module, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores that a network gives at least and at most for inputs with lower ≤ x ≤ upper, each input for itself.
+
+    The bounds hold, and are as a rule far from tight: each layer is bounded as if its inputs had nothing to do with each other.
+
+    Args:
+        model: `nn.Linear`, functions that rise (ReLU, tanh, ELU, …), `nn.Dropout` in evaluation, and `nn.Sequential` of such; no
+            subclasses, whose forward pass may be another.
+        lower, upper: inputs [rows, …] of one shape and dtype. For a ball of ε under ℓ∞: x − ε and x + ε, within what inputs can be.
+
+    Returns (lower, upper), scores [rows, classes], differentiable by both ends and by the weights: training on them is certified
+    training (`interval` takes them through a map). They hold of the network as it computes in its dtype, matrices summed in that
+    dtype (not in TF32).
+
+    Raises:
+        TypeError for a layer that is not known here, ValueError for a lower end above its upper end or of another shape or dtype.
+
+    Cost: two forward passes.
+
+    Source: Gowal et al. (2018), arXiv:1810.12715.
+
+    >>> import torch, softmaxima as sm
+    >>> layer = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    >>> _ = layer.weight.data.copy_(torch.tensor([[1.0, -2.0]]))
+    >>> x = torch.zeros(1, 2, dtype=torch.float64)
+    >>> low, high = sm.robust.interval_bound_propagation(layer, x - 0.5, x + 0.5)
+    >>> low.item(), high.item() # doctest: +ELLIPSIS
+    (-1.5..., 1.5...)
+    """
+    name = "interval_bound_propagation"
+    low, high = as_scores(name, lower, "lower"), check_device(name, "upper", as_scores(name, upper, "upper"), lower)
+    if low.shape != high.shape or low.dtype != high.dtype:
+        raise ValueError(
+            f"{name}: lower and upper must be of one shape and dtype, got {tuple(low.shape)} of {low.dtype} and "
+            f"{tuple(high.shape)} of {high.dtype}; broadcast or cast one to the other"
+        )
+    if bool((low > high).any()):
+        raise ValueError(f"{name}: lower must be at most upper, got {int((low > high).sum())} that are above it; exchange them")
+    return _through(name, model, low, high)
+
+
+def is_certified(lower: Array, upper: Array, target: Any, dim: int = -1) -> Any:
+    """Whether the target is the argmax whatever the scores are between the ends: lower_t > max_{j≠t} upper_j.
+
+    Args:
+        lower, upper: scores of one shape, tensors or arrays, as `interval_bound_propagation` gives them.
+        target: the class t of each row, integers of the shape of scores without `dim`, or one for all.
+        dim: the axis of classes.
+
+    Returns one bool a row; False where a tie is possible, or an end is NaN.
+
+    Raises:
+        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+
+    Cost: one read of both. Source: Gowal et al. (2018), arXiv:1810.12715.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.robust.is_certified(np.array([[1.0, 0.0], [0.5, 0.0]]), np.array([[2.0, 0.9], [2.0, 0.6]]), 0)
+    array([ True, False])
+    """
+    name = "is_certified"
+    low, high = (
+        as_scores(name, lower, "lower"),
+        check_device(name, "upper", as_scores(name, upper, "upper"), as_scores(name, lower)),
+    )
+    if low.shape != high.shape:
+        raise ValueError(
+            f"{name}: lower and upper must be of one shape, got {tuple(low.shape)} and {tuple(high.shape)}; broadcast one"
+        )
+    axis = check_dim(name, dim, low.ndim)
+    low, high = low.movedim(axis, -1), high.movedim(axis, -1)
+    place = check_classes(name, target, low).unsqueeze(-1)
+    rivals = high.scatter(-1, place, -math.inf).amax(-1)
+    return like_input(low.gather(-1, place).squeeze(-1) > rivals, lower)
+
+
+def _through(name: str, model: nn.Module, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    kind: type = type(model)  # a subclass may have a forward pass of its own
+    if kind is nn.Sequential:
+        for layer in model:  # type: ignore[attr-defined]
+            low, high = _through(name, layer, low, high)
+        return low, high
+    if isinstance(model, nn.Linear) and kind is nn.Linear:
+        return _linear(model, low, high)
+    if kind is nn.Dropout and not model.training:
+        return low, high
+    if kind in EXACT or (isinstance(model, nn.LeakyReLU) and kind is nn.LeakyReLU and model.negative_slope >= 0):
+        return model(low), model(high)
+    if kind in ROUNDED or (isinstance(model, nn.ELU) and kind is nn.ELU and model.alpha >= 0):
+        return _widened(model(low), model(high), 0.0)
+    if isinstance(model, nn.Softplus) and kind is nn.Softplus and model.beta > 0:
+        return _widened(model(low), model(high), math.exp(-model.threshold) / model.beta)  # by which it falls where it becomes x
+    raise TypeError(
+        f"{name}: model must be nn.Linear, functions that rise, or nn.Sequential of these, and no subclass, got {model}; "
+        "bound what is before it and what is behind it, and that layer otherwise"
+    )
+
+
+def _linear(layer: nn.Linear, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    size = layer.weight.abs()
+    # A sum of n products is off by at most (n + 1) ε (|W| |x| + |b|)/2, here and in the network; so is what is made of c and r.
+    slack = 2 * (layer.in_features + 4) * torch.finfo(low.dtype).eps
+    most = torch.maximum(low.abs(), high.abs())
+    reach = ((high - low) / 2 + slack * most) @ size.T
+    reach = reach if layer.bias is None else reach + slack * layer.bias.abs()
+    centre = layer((low + high) / 2)
+    return centre - reach, centre + reach
+
+
+def _widened(low: Tensor, high: Tensor, by: float) -> tuple[Tensor, Tensor]:
+    slack = UNITS * torch.finfo(low.dtype).eps
+    return low - slack * low.abs() - by, high + slack * high.abs() + by
