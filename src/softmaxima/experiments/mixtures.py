@@ -212,7 +212,7 @@ def verdict(found: Sequence[Chosen], way: str, beside: str) -> str:
         gains, d = means(found, way, measure, beside), overall(found, way, measure, beside)
         scale, digits, unit = (100, 1, "points of accuracy") if measure == "accuracy" else (1, 3, "nats of log loss")
         better, worse = sum(each > 0 for each in gains), sum(each < 0 for each in gains)
-        word = "better" if d.better else "worse" if d.worse else "neither is shown"
+        word = "better" if d.better else "worse" if d.worse else "no difference is shown"
         ends = " to ".join(f"{scale * end:+.{digits}f}" for end in (d.low, d.high))
         where = f"better on {better} and worse on {worse} of {len(gains)} tables"
         told.append(

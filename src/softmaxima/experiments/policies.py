@@ -331,7 +331,12 @@ def verdict(found: Sequence[Trained], task: str) -> str:
             parts.append(f"{said}: no seed of either solves it, and nothing can be told")
             continue
         r = ratio(slow, fast, comparisons)
-        held = ((r.high < 1, "slower"), (r.low >= 2, "at least twice as fast"), (r.low > 1, "faster"), (True, "neither is shown"))
+        held = (
+            (r.high < 1, "slower"),
+            (r.low >= 2, "at least twice as fast"),
+            (r.low > 1, "faster"),
+            (True, "no difference is shown"),
+        )
         holds = next(words for is_so, words in held if is_so)
         twice = (
             "" if r.low >= 2 or r.high < 1 else ", twice as fast is ruled out" if r.high < 2 else ", twice as fast is not ruled out"

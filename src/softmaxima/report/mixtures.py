@@ -29,7 +29,7 @@ MEASURES = (("accuracy", 100, "gain in accuracy, points"), ("log-loss", 1, "gain
 def sentence(found: Sequence[Chosen]) -> str:
     """What holds of each way, a line each."""
     lines = "\n".join(f"- {verdict(found, way, beside)}." for way, beside in PAIRS)
-    held = "The intervals of these lines hold at once at 95 %, and where one holds 0, neither is shown to be better"
+    held = "The intervals of these lines hold at once at 95 %, and where one holds 0, no difference is shown"
     return f"{SILENT}. {held}.\n\n{lines}"
 
 

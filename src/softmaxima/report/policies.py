@@ -38,8 +38,8 @@ DASHES = {"fixed": "solid", "falling": "dash", "adaptive": "dot"}
 
 
 def sentence(found: Sequence[Trained]) -> str:
-    """The verdicts on the claim."""
-    return ". ".join(verdict(found, task) for task in dict.fromkeys(each.task for each in found)) + "."
+    """The verdicts on the claim, a line a task."""
+    return "\n".join(f"- {verdict(found, task)}." for task in dict.fromkeys(each.task for each in found))
 
 
 def markdown_table(found: Sequence[Trained]) -> str:
