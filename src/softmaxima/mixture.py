@@ -13,7 +13,6 @@ score of the probabilities that come out, one scale for all maps, to which ε gi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +22,10 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import as_scores, check_dim
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import held_value
-from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_int, check_number, described
+from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_number, described
 from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import is_concrete
+from softmaxima.losses._classification import check_labels, check_shared, check_target
 from softmaxima.losses.eps_cross_entropy import log_share
 from softmaxima.maps import MapModule
 from softmaxima.maps.softmax import softmax
@@ -131,13 +131,13 @@ class MixtureOfMaps(nn.Module):
 
         Args:
             x: scores with the classes along `dim`.
-            target: classes, int64, of x's shape without `dim`, or probabilities of x's shape.
+            target: classes, integers of x's shape without `dim`, or probabilities of x's shape.
             eps: ε from 0 to 1, without 0: a target whose probability is exactly 0 costs log(1/ε + n).
             ignore_index: a class whose rows count for nothing.
             reduction: "mean" over the rows that count, "sum" or "none".
 
-        Raises TypeError or ValueError for anything else. Its second derivative by x is that of no function, as p − y is given, and
-        not derived. Cost: that of all maps once, and a read.
+        Raises TypeError or ValueError for anything else, IndexError for a class that there is not. Its second derivative by x is
+        that of no function, as p − y is given, and not derived. Cost: that of all maps once, and a read.
         """
         name = f"{type(self).__name__}.loss"
         _check_tensor(name, x)
@@ -146,8 +146,7 @@ class MixtureOfMaps(nn.Module):
             raise ValueError(f"{name}: scores must have an axis of classes, got a tensor of shape (); give scores [..., classes]")
         dim = check_dim(name, self.dim, scores.ndim)
         eps = check_number(name, "eps", eps, lambda eps: 0 < eps <= 1, "a number above 0, and at most 1")
-        ignored = check_int(name, "ignore_index", ignore_index)
-        check_choice(name, "reduction", reduction, ("mean", "sum", "none"))
+        ignored, reduction, _ = check_shared(name, ignore_index, reduction, 0.0)
         y, counts = _targets(name, scores, target, dim, ignored)
         # What is left out is not read, be it NaN; and rounding comes last, for log p of a p that was rounded is of another p.
         wide = torch.where(counts.unsqueeze(dim), scores, 0.0).to(torch.promote_types(scores.dtype, torch.float32))
@@ -179,24 +178,12 @@ def _check_tensor(name: str, x: Any) -> None:
 
 def _targets(name: str, x: Tensor, target: Any, dim: int, ignored: int) -> tuple[Tensor, Tensor]:
     """(y of x's shape, which rows count)."""
-    if not isinstance(target, Tensor):
-        raise TypeError(f"{name}: target must be a tensor of classes or of probabilities, got {type(target).__name__}")
-    rows = (*x.shape[:dim], *x.shape[dim + 1 :])
-    if target.is_floating_point():
-        if target.shape != x.shape:
-            raise ValueError(
-                f"{name}: probabilities must have the shape of the scores, {tuple(x.shape)}, got {tuple(target.shape)}"
-            )
-        if is_concrete(target) and bool((wrong := ~((target >= 0) & (target < math.inf))).any()):
-            got = float(target[wrong][0])
-            raise ValueError(f"{name}: probabilities of the target must be at least 0 and finite, got {got}")
-        return target, torch.ones(rows, dtype=torch.bool, device=x.device)
-    if target.shape != rows or target.dtype == torch.bool:
-        raise ValueError(f"{name}: target must be int64 of shape {rows}, got {target.dtype} of shape {tuple(target.shape)}")
-    counts, n = target != ignored, x.shape[dim]
-    classes = target.masked_fill(~counts, 0).long()
-    if is_concrete(classes) and bool((wrong := (classes < 0) | (classes >= n)).any()):
-        got = int(classes[wrong][0])
-        raise ValueError(f"{name}: target must be below the number of classes {n}, or ignore_index, got {got}")
-    y = torch.zeros_like(x).scatter(dim, classes.unsqueeze(dim), 1.0)
-    return y, counts
+    given = check_target(name, x, target, dim, ignored)
+    every = torch.ones((*x.shape[:dim], *x.shape[dim + 1 :]), dtype=torch.bool, device=x.device)
+    if given.is_floating_point():
+        if is_concrete(given) and bool((wrong := ~given.isfinite()).any()):
+            raise ValueError(f"{name}: target probabilities must be finite, got {float(given[wrong][0])}; give 0 where none is")
+        return given, every
+    labels, left_out = check_labels(name, given.long(), x.shape[dim], ignored)
+    y = torch.zeros_like(x).scatter(dim, labels.unsqueeze(dim), 1.0)
+    return y, every if left_out is None else ~left_out

@@ -202,7 +202,9 @@ def test_a_state_without_a_legal_action_is_named():
     assert policy.log_prob(torch.zeros(2, 3))[1, 2] == -math.inf
     assert kl_divergence(policy, Policy(torch.zeros(2, 3, 4)))[1, 2] == 0
     for method in (policy.sample, lambda: policy.mode):
-        with pytest.raises(ValueError, match=r"Policy\.(sample|mode): state \(1, 2\) has no legal action; allow one by where="):
+        with pytest.raises(
+            ValueError, match=r"Policy\.(sample|mode): state \(1, 2\) has no action with a probability above 0; allow one by where="
+        ):
             method()
     with pytest.raises(ValueError, match=r"Policy\.sample: the state has probabilities that are NaN"):
         Policy(torch.tensor([math.nan, 1.0]), validate_args=False).sample()
@@ -294,3 +296,8 @@ def test_shapes_of_draws_are_checked_and_no_states_have_none():
     empty = Policy(torch.zeros(0, 3))
     assert empty.sample((4,)).shape == (4, 0)
     assert empty.mode.shape == empty.entropy().shape == (0,)
+
+
+def test_a_state_to_which_a_map_gives_nothing_is_told_as_that():
+    with pytest.raises(ValueError, match=r"the state has no action with a probability above 0; .*raise the score of one"):
+        Policy(torch.tensor([-5.0, -6.0]), "rectified_softmax").sample()

@@ -229,6 +229,10 @@ def test_a_meta_gradient_is_the_slope_of_what_a_step_reaches():
         (lambda: soft_value(torch.zeros(3), 0.0), "soft_value: temperature must be positive"),
         (lambda: soft_value(torch.zeros(3), map="sparsemax", prior=torch.ones(3)), "prior is of softmax alone"),
         (lambda: soft_value(torch.zeros(3), prior=torch.tensor([0.5, -0.5, 1.0])), "prior must be at least 0"),
+        (
+            lambda: soft_value(torch.zeros(3), prior=torch.tensor([0.5, math.inf, 1.0])),
+            "prior must be at least 0 and finite.*got inf",
+        ),
         (lambda: soft_value(torch.zeros(3), prior=torch.ones(4)), "prior must broadcast"),
         (lambda: mellowmax(torch.zeros(3), 0.0), "mellowmax: omega must be a positive finite number"),
         (lambda: soft_bellman(torch.zeros(2), 0.0, torch.zeros(2), 0.5), r"states, actions\], got shape \(2,\)"),
@@ -326,3 +330,21 @@ def test_values_that_are_no_numbers_are_the_same_in_transforms_and_have_no_slope
 
 def test_no_states_are_solved_at_once():
     assert soft_value_iteration(torch.zeros(0, 2, 3), torch.zeros(0, 2, 3, 2), 0.9).value.shape == (0, 2)
+
+
+TRANSFORMED: dict[str, Any] = {
+    "value": lambda q, r, p, mu: soft_value(q, 0.5, map="sparsemax"),
+    "value with a prior": lambda q, r, p, mu: soft_value(q, 0.5, prior=mu),
+    "mellowmax": lambda q, r, p, mu: mellowmax(q, 2.0),
+    "bellman": lambda q, r, p, mu: soft_bellman(q, r, p, 0.9),
+}
+
+
+@pytest.mark.parametrize("kind", TRANSFORMED)
+def test_all_arguments_go_through_vmap_and_a_compiler(kind: str):
+    call = TRANSFORMED[kind]
+    q, r, p, mu = normal(5, 3, 2), normal(5, 3, 2, seed=1), normal(5, 3, 2, 3, seed=2).softmax(-1), normal(5, 2, seed=3).exp()
+    alone = torch.stack([call(*each) for each in zip(q, r, p, mu, strict=True)])
+    torch.testing.assert_close(torch.vmap(call)(q, r, p, mu), alone)
+    compiled: Any = torch.compile(call, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q[0], r[0], p[0], mu[0]), alone[0])

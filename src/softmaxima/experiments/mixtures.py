@@ -1,4 +1,4 @@
-"""Whether the data can choose the map: a learnt mixture and `compare`'s recommendation against always softmax, on ten tables.
+"""Whether the data can choose the map: `compare`'s recommendation and a learnt mixture against always softmax, on ten tables.
 
 Every table is cut into folds. On the rows that a fold trains on, and on no others,
 
@@ -7,11 +7,12 @@ Every table is cut into folds. On the rows that a fold trains on, and on no othe
                which is then trained on all of them; softmax where it recommends none;
     mixture    is trained with its own loss while its gate cools to one map, which is what predicts then. Either all learns from the
                same rows; or weights, temperatures and α learn from a quarter of them, and the network from the others, after which
-               the map that is left trains another network on all of them, its own numbers as they are.
+               the map that is left trains another network on all of them, its own numbers as they are;
+    learnt τ   is the mixture of softmax alone, either way: what a mixture has over it is due to its maps, and not to a temperature.
 
 All of these train the same network from the same weights. What they reach on the rows held out is compared fold by fold with
-softmax; `fold_differences` says how the variance of such a mean is taken. Over tables, each is one number, and the mean of ten is
-taken by Student's t.
+softmax, and a mixture's with that of the learnt τ too; `fold_differences` says how the variance of such a mean is taken. Over
+tables, each is one number, and the mean of ten is taken by Student's t. All intervals of tables hold at once, and all of means.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,17 @@ MAPS = ("softmax", "entmax", "sparsemax", "taylor_softmax")
 COLD = 0.02  # the gate's temperature at the end
 JUDGING = 0.25  # the share of rows that the mixture learns from where the network does not
 MEASURES = ("accuracy", "log-loss", "brier")
-WAYS = ("compare, by accuracy", "compare, by log loss", "mixture, same rows", "mixture, other rows")
-
+TOLD = ("accuracy", "log-loss")
+COMPARED = ("compare, by accuracy", "compare, by log loss")
+LEARNT = {
+    "learnt τ, same rows": ("softmax",),
+    "mixture, same rows": MAPS,
+    "learnt τ, other rows": ("softmax",),
+    "mixture, other rows": MAPS,
+}
+WAYS = (*COMPARED, *LEARNT)
+BESIDE = {"mixture, same rows": "learnt τ, same rows", "mixture, other rows": "learnt τ, other rows"}  # but for softmax
+PAIRS = (*((way, "softmax") for way in WAYS), *BESIDE.items())
 
 Rows = tuple[Tensor, Tensor]  # features and classes
 
@@ -109,16 +118,17 @@ def fold(
     inner = Table(name, "target", False, x[rows], labels[rows], tuple(map(str, range(classes))))
     settings = settings_of(inner, INNER, seed)
     comparison = compare(inner, settings, offered)
-    for metric, way in zip(("accuracy", "log-loss"), WAYS, strict=False):
+    for metric, way in zip(TOLD, COMPARED, strict=True):
         pair = summary(inner, replace(settings, metric=metric), comparison.folds, offered).recommendation.pair or softmax
         yield way, pair.name, trained(pair)
     learning, judging = train_test_split(rows, test_size=JUDGING, random_state=seed, stratify=labels[rows])
-    parts = {way: (scaled[part], target[part]) for way, part in (("learning", learning), ("judging", judging))}
-    for way, taught, judged in ((WAYS[2], within, within), (WAYS[3], parts["learning"], parts["judging"])):
+    apart = (scaled[learning], target[learning]), (scaled[judging], target[judging])
+    for way, maps in LEARNT.items():
+        taught, judged = (within, within) if way.endswith("same rows") else apart
         cooling: Any = sm.GeometricTemperature(1.0, COLD, steps)
-        mixture = sm.MixtureOfMaps(MAPS, gate_temperature=cooling)
+        mixture = sm.MixtureOfMaps(maps, gate_temperature=cooling)
         network = fit(taught, classes, mixture.loss, seed, steps, (mixture, judged, cooling))
-        chosen = mixture.prune()
+        chosen = mixture.requires_grad_(False).prune()
         if judged is not within:
             network = fit(within, classes, sm.MixtureOfMaps([chosen]).loss, seed, steps)
         with torch.no_grad():
@@ -142,6 +152,8 @@ def fit(
     for _ in range(steps):
         x, target = batch_of(taught, rng)
         optimiser.zero_grad()
+        if gate is not None:
+            gate[0].requires_grad_(False)  # it learns from its own rows
         loss(network(x), target).backward()
         optimiser.step()
         if gate is not None and own is not None:
@@ -150,6 +162,7 @@ def fit(
             with torch.no_grad():
                 scores = network(x)
             own.zero_grad()
+            mixture.requires_grad_(True)
             mixture.loss(scores, target).backward()
             own.step()
             cooling.step()
@@ -165,40 +178,49 @@ def batch_of(rows: Rows, rng: torch.Generator) -> Rows:
 # What it says -------------------------------------------------------------------------------------------------------------------
 
 
-def gain(found: Sequence[Chosen], table: str, way: str, measure: str) -> Difference:
-    """Over softmax on a table, with an interval that holds at once with those of the other tables. Where softmax was taken in all
-    folds it is 0; where other maps are as good in each fold it is what so few rows leave open."""
+def gain(found: Sequence[Chosen], table: str, way: str, measure: str, beside: str = "softmax") -> Difference:
+    """Over softmax or another way on a table, with an interval that holds at once with those of all pairs and tables that are told.
+    Where both took the same in all folds it is 0; where other maps are as good in each fold it is what so few rows leave open."""
     by = {(each.table, each.way): each for each in found}
     metric, tables = METRICS[measure], len({each.table for each in found})
-    own, softmax = by[table, way], by[table, "softmax"]
-    if own.choices == softmax.choices and own.reached == softmax.reached:
+    own, other = by[table, way], by[table, beside]
+    if own.choices == other.choices and own.reached == other.reached:
         return Difference(0.0, 0.0, 0.0, 0.0)
-    gains = [metric.gain(a, b) for a, b in zip(own.reached[measure], softmax.reached[measure], strict=True)]
+    gains = [metric.gain(a, b) for a, b in zip(own.reached[measure], other.reached[measure], strict=True)]
     spread = (1 / len(gains) + 1 / (len(gains) - 1)) * spread_of(gains)
-    return interval_of(gains, [Spread(spread, len(gains) - 1)], metric, tables, own.rows, same=not any(gains))
+    comparisons = tables * len(PAIRS) * len(TOLD)
+    return interval_of(gains, [Spread(spread, len(gains) - 1)], metric, comparisons, own.rows, same=not any(gains))
 
 
-def overall(found: Sequence[Chosen], way: str, measure: str) -> Difference:
-    """The mean over tables, of which each is one."""
-    means = [gain(found, table, way, measure).mean for table in dict.fromkeys(each.table for each in found)]
-    return interval_of(means, [of_mean(means)], METRICS[measure], len(WAYS))
+def means(found: Sequence[Chosen], way: str, measure: str, beside: str = "softmax") -> list[float]:
+    """The gain on each table."""
+    return [gain(found, table, way, measure, beside).mean for table in dict.fromkeys(each.table for each in found)]
 
 
-def verdict(found: Sequence[Chosen]) -> str:
-    """What holds of the claim that the data can choose."""
-    parts = []
-    for way in WAYS:
-        told = []
-        for measure in ("accuracy", "log-loss"):
-            d = overall(found, way, measure)
-            scale, unit = (100, "points of accuracy") if measure == "accuracy" else (1, "nats of log loss")
-            word = "better" if d.better else "worse" if d.worse else "no different for all that is known"
-            ends = f"{scale * d.mean:+.2f} ({scale * d.low:+.2f} to {scale * d.high:+.2f}) {unit}, {word}"
-            told.append("the same in all" if d.low == d.high == 0 else ends)
-        choices = [choice for each in found if each.way == way for choice in each.choices]
-        share = fmean(choice != "softmax" for choice in choices)
-        parts.append(f"{way} takes another map than softmax in {100 * share:.0f} % of folds: {'; '.join(dict.fromkeys(told))}")
-    return ". ".join(parts)
+def overall(found: Sequence[Chosen], way: str, measure: str, beside: str = "softmax") -> Difference:
+    """The mean over tables, of which each is one, with an interval that holds at once with those of all pairs that are told."""
+    gains = means(found, way, measure, beside)
+    if not any(gains):
+        return Difference(0.0, 0.0, 0.0, 0.0)
+    return interval_of(gains, [of_mean(gains)], METRICS[measure], len(PAIRS) * len(TOLD))
+
+
+def verdict(found: Sequence[Chosen], way: str, beside: str) -> str:
+    """What holds of the claim that the data can choose, of a way beside another: how far, where, and what of it is shown."""
+    told = []
+    for measure in TOLD:
+        gains, d = means(found, way, measure, beside), overall(found, way, measure, beside)
+        scale, digits, unit = (100, 1, "points of accuracy") if measure == "accuracy" else (1, 3, "nats of log loss")
+        better, worse = sum(each > 0 for each in gains), sum(each < 0 for each in gains)
+        word = "better" if d.better else "worse" if d.worse else "no difference is shown"
+        ends = " to ".join(f"{scale * end:+.{digits}f}" for end in (d.low, d.high))
+        where = f"better on {better} and worse on {worse} of {len(gains)} tables"
+        told.append(
+            f"{scale * d.mean:+.{digits}f} {unit} ({ends}: {word}), {where}"
+            if better or worse
+            else "the same " + unit.split(" of ")[1]
+        )
+    return f"{way}, beside {beside}: {'; '.join(told)}"
 
 
 def write(found: Sequence[Chosen], made_on: Mapping[str, Any], path: Path) -> None:

@@ -5,7 +5,8 @@ The learner is soft Sarsa(λ) in expectation: actions are drawn from π = softma
     δ = r + γ V(s′) − q(s, a)        V = τ log Σ_a exp(q/τ)        e ← γλ e + ∂q(s, a)        w ← w + η δ e
 
 so that τ decides both how it explores and what it learns. φ are the Fourier features of Konidaris, Osentoski & Thomas (2011), or
-the indicators of states. All learners of a task run side by side, each with its own environment, weights and temperature.
+the indicators of states. All learners of a task run side by side, each with its own environment, weights, temperature and random
+numbers, so that it learns the same alone.
 
 A task is solved at episode T, the first of `WINDOW` of which the mean return is at least the task's goal. A learner that has begun
 no such window after `EPISODES` is censored there: what is compared is the mean of min(T, EPISODES), the restricted mean of survival
@@ -20,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -43,7 +44,8 @@ FIXED = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # in units of the r
 HELD, FROM = (0.05, 0.15, 0.3, 0.5), (1.0, 10.0)  # shares of log n, and τ at first
 FALLS_FOR = 20_000  # steps
 TEMPERATURE_RATE, EVERY = 0.03, 10  # of Adam, on log τ, and the steps of which it takes one
-RESAMPLES = 10_000
+RESAMPLES, LEVEL = 10_000, 0.05  # the chance that any interval that is told misses
+DRAWN = 1000  # random numbers of a learner at a time
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as many episodes one method takes as another, with its interval at 95 %."""
+    """How many times as many episodes one method takes as another, with its interval."""
 
     value: float
     low: float
@@ -93,12 +95,16 @@ class Environments(Protocol):
     goal: float  # the mean return that solves it
     rates: np.ndarray  # of learning, one a feature
 
-    def reset(self, seed: int) -> np.ndarray:
-        """Features [copies, …] of the first states."""
+    def features(self, which: np.ndarray) -> np.ndarray:
+        """Features [len(which), …] of the states of these copies."""
         ...
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(features, rewards, whether ended, whether cut off) [copies]."""
+    def reset(self) -> None:
+        """Begin an episode in each."""
+        ...
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(rewards, whether ended, whether cut off) [copies]."""
         ...
 
 
@@ -108,22 +114,33 @@ class CartPole:
     actions, goal = 2, 475.0
     limits = np.array([2.4, 3.0, 0.21, 3.0], np.float32)
 
-    def __init__(self, copies: int) -> None:
-        self.made = gymnasium.make_vec("CartPole-v1", copies, vectorization_mode="vector_entry_point")
+    def __init__(self, rngs: Sequence[np.random.Generator]) -> None:
+        self.rngs = rngs
+        made: Any = gymnasium.make_vec("CartPole-v1", len(rngs), vectorization_mode="vector_entry_point")
+        self.made = made.unwrapped
         self.orders = np.array(list(itertools.product(range(ORDER + 1), repeat=4)), np.float32)
         # Smaller for features that vary faster, as of Konidaris et al.
         self.rates = (RATE / np.linalg.norm(self.orders, axis=1).clip(1.0)).astype(np.float32)
 
-    def features(self, seen: np.ndarray) -> np.ndarray:
-        place = (seen / self.limits).clip(-1, 1) / 2 + 0.5
-        return np.cos(np.float32(np.pi) * (place @ self.orders.T))
+    def features(self, which: np.ndarray) -> np.ndarray:
+        place = (self.made.state.T[which].astype(np.float32) / self.limits).clip(-1, 1) / 2 + 0.5
+        # One axis after the other, which rounds alike for however many rows; a product of matrices does not.
+        return np.cos(np.float32(np.pi) * sum(place[:, k, None] * self.orders[:, k] for k in range(4)))
 
-    def reset(self, seed: int) -> np.ndarray:
-        return self.features(self.made.reset(seed=seed)[0])
+    def begin(self, which: np.ndarray) -> None:
+        """The first states of these copies, each by its own numbers."""
+        for i in np.flatnonzero(which).tolist():
+            self.made.state[:, i] = self.rngs[i].uniform(self.made.low, self.made.high, 4)
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        seen, reward, ended, cut, _ = self.made.step(actions)
-        return self.features(seen), reward, ended, cut
+    def reset(self) -> None:
+        self.made.reset(seed=0)
+        self.begin(np.ones(len(self.rngs), bool))
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        over = self.made.prev_done
+        _, reward, ended, cut, _ = self.made.step(actions)
+        self.begin(over)
+        return reward, ended, cut
 
 
 class CliffWalking:
@@ -131,32 +148,31 @@ class CliffWalking:
 
     actions, goal, longest = 4, -20.0, 200
 
-    def __init__(self, copies: int) -> None:
-        made: Any = gymnasium.make("CliffWalking-v1").unwrapped
+    def __init__(self, rngs: Sequence[np.random.Generator]) -> None:
+        copies, made = len(rngs), cast(Any, gymnasium.make("CliffWalking-v1").unwrapped)
         table = [[made.P[s][a][0] for a in range(4)] for s in range(made.observation_space.n)]  # it is deterministic
         self.next, self.reward, self.ended = (np.array([[row[part] for row in rows] for rows in table]) for part in (1, 2, 3))
         self.start = int(made.start_state_index)
         self.rates = np.full(len(table), TABLE_RATE, np.float32)
         self.place, self.steps, self.over = np.full(copies, self.start), np.zeros(copies, int), np.zeros(copies, bool)
 
-    def features(self) -> np.ndarray:
-        return np.eye(len(self.next), dtype=np.float32)[self.place]
+    def features(self, which: np.ndarray) -> np.ndarray:
+        return np.eye(len(self.next), dtype=np.float32)[self.place[which]]
 
-    def reset(self, seed: int) -> np.ndarray:
+    def reset(self) -> None:
         self.place[:] = self.start
-        return self.features()
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         again, before = self.over, self.place
         self.place = np.where(again, self.start, self.next[before, actions])
         self.steps = np.where(again, 0, self.steps + 1)
         ended = self.ended[before, actions] & ~again
         cut = (self.steps >= self.longest) & ~ended
         self.over = ended | cut
-        return self.features(), self.reward[before, actions], ended, cut
+        return self.reward[before, actions], ended, cut
 
 
-TASKS: dict[str, Callable[[int], Environments]] = {"CartPole": CartPole, "CliffWalking": CliffWalking}
+TASKS: dict[str, Callable[[Sequence[np.random.Generator]], Environments]] = {"CartPole": CartPole, "CliffWalking": CliffWalking}
 
 
 # Learning -----------------------------------------------------------------------------------------------------------------------
@@ -187,7 +203,8 @@ class Temperatures:
         self.seen.append(torch.from_numpy(q[self.own]))
         if self.steps % EVERY == 0:
             self.optimiser.zero_grad()
-            self.held.loss(torch.stack(self.seen)).backward()  # [steps, learners, actions]
+            seen = torch.stack(self.seen)  # [steps, learners, actions]
+            (self.held.loss(seen) * seen[..., 0].numel()).backward()  # a sum, so that a learner's slope is of its own steps alone
             self.optimiser.step()
             self.tau[self.own] = self.held().detach().numpy()
             self.seen.clear()
@@ -199,9 +216,12 @@ def learn(
     seeds: int = TUNED_ON + TESTED_ON,
     advanced: Callable[[int], None] = lambda n: None,
 ) -> list[Trained]:
-    """Train every method with so many seeds on a task; `advanced(n)` is told how many learners are done."""
-    each = [method for method in methods for _ in range(seeds)]
-    episodes, solved = _episodes(TASKS[task](len(each)), each, advanced)
+    """Train every method with so many seeds on a task; `advanced(n)` is told how many learners are done. What a method and a seed
+    reach does not depend on what is trained beside them."""
+    each = [(method, seed) for method in methods for seed in range(seeds)]
+    ofs = (np.random.SeedSequence([seed, *f"{task}, {method.name}".encode()]).spawn(2) for method, seed in each)
+    worlds, draws = zip(*((np.random.default_rng(world), np.random.default_rng(own)) for world, own in ofs), strict=True)
+    episodes, solved = _episodes(TASKS[task](worlds), [method for method, _ in each], draws, advanced)
     parts = (slice(k * seeds, (k + 1) * seeds) for k in range(len(methods)))
     return [
         Trained(task, method.name, method.kind, tuple(episodes[own].tolist()), tuple(solved[own].tolist()))
@@ -209,30 +229,38 @@ def learn(
     ]
 
 
-def _episodes(made: Environments, methods: Sequence[Method], advanced: Callable[[int], None]) -> tuple[np.ndarray, np.ndarray]:
+def _episodes(
+    made: Environments, methods: Sequence[Method], rngs: Sequence[np.random.Generator], advanced: Callable[[int], None]
+) -> tuple[np.ndarray, np.ndarray]:
     """(episodes, solved) [learners]. A learner that is done is left out of all work but that of its environment."""
-    count, longest, rng = len(methods), EPISODES + WINDOW - 1, np.random.default_rng(0)
+    count, longest = len(methods), EPISODES + WINDOW - 1
     temperatures = Temperatures(methods, made.actions)
-    x = made.reset(seed=0)
+    made.reset()
     returns, window = np.zeros(count), np.full((count, WINDOW), -np.inf)
     episodes, solved, begins = np.zeros(count, int), np.zeros(count, bool), np.zeros(count, bool)
     actions, values = np.zeros(count, int), np.zeros((count, made.actions), np.float32)
     active = np.arange(count)
-    weights = np.zeros((count, made.actions, x.shape[1]), np.float32)  # of the active, as the traces
+    x = made.features(active)  # of the active, as weights and traces
+    weights = np.zeros((count, made.actions, x.shape[1]), np.float32)
     traces = np.zeros_like(weights)
     q = _values(weights, x)
+    shares = np.empty((0, count))  # random numbers of each, drawn some steps at a time
     while len(active):
+        if not len(shares):
+            shares = np.stack([rng.random(DRAWN) for rng in rngs], 1)
+        drawn, shares = shares[0, active, None], shares[1:]
         tau, rows = temperatures.tau[active], np.arange(len(active))
         reached = sm.softmax(q.astype(float), temperature=tau).cumsum(1)
-        chosen = (reached < rng.random((len(active), 1)) * reached[:, -1:]).sum(1)
+        chosen = (reached < drawn * reached[:, -1:]).sum(1)
         actions[active] = chosen
-        x_next, reward, ended, cut = made.step(actions)
+        reward, ended, cut = made.step(actions)
+        x_next = made.features(active)
         fresh = begins[active]
-        q_next = _values(weights, x_next[active])
+        q_next = _values(weights, x_next)
         value = np.where(ended[active], 0.0, tau[:, 0] * sm.logsumexp(q_next.astype(float), temperature=tau))
         wrong = np.where(fresh, 0.0, reward[active] + DISCOUNT * value - q[rows, chosen]).astype(np.float32)
         traces *= np.where(fresh, 0.0, DISCOUNT * TRACE).astype(np.float32)[:, None, None]
-        traces[rows, chosen] += x[active] * ~fresh[:, None]
+        traces[rows, chosen] += x * ~fresh[:, None]
         weights += (wrong[:, None, None] * made.rates) * traces
         values[active] = q
         temperatures.step(values)
@@ -247,8 +275,8 @@ def _episodes(made: Environments, methods: Sequence[Method], advanced: Callable[
         going = ~solved[active] & (episodes[active] < longest)
         if not going.all():
             advanced(int((~going).sum()))
-            active, weights, traces = active[going], weights[going], traces[going]
-        q = _values(weights, x[active])
+            active, weights, traces, x = active[going], weights[going], traces[going], x[going]
+        q = _values(weights, x)
     return episodes - WINDOW + 1, solved  # the first of the window
 
 
@@ -271,26 +299,51 @@ def ranked(found: Sequence[Trained], task: str, kind: str) -> list[Trained]:
     return sorted(own, key=lambda each: float(np.mean(each.episodes[:TUNED_ON])))
 
 
-def ratio(slow: Trained, fast: Trained) -> Ratio:
-    """The restricted mean of one over that of another, on the seeds that judge, with the percentile interval of the bootstrap."""
+def ratio(slow: Trained, fast: Trained, comparisons: int = 1) -> Ratio:
+    """The restricted mean of one over that of another, on the seeds that judge, with the percentile interval of the bootstrap.
+
+    It holds at once with those of so many `comparisons` (Bonferroni). Of seeds all alike, which show no spread, it has no ends.
+    """
     of = lambda a, b, axis=-1: np.mean(a, axis=axis) / np.mean(b, axis=axis)
     a, b = tested(slow), tested(fast)
     if not (a.std() or b.std()):
-        return Ratio(float(of(a, b)), float(of(a, b)), float(of(a, b)))
-    ends = bootstrap((a, b), of, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)).confidence_interval
+        return Ratio(float(of(a, b)), 0.0, math.inf)
+    how: Any = {"n_resamples": RESAMPLES, "method": "percentile", "confidence_level": 1 - LEVEL / comparisons}
+    ends = bootstrap((a, b), of, rng=np.random.default_rng(0), **how).confidence_interval
     return Ratio(float(of(a, b)), float(ends.low), float(ends.high))
 
 
+def unsolved(each: Trained) -> int:
+    """How many of the seeds that judge did not solve the task."""
+    return TESTED_ON - sum(each.solved[TUNED_ON:])
+
+
 def verdict(found: Sequence[Trained], task: str) -> str:
-    """What holds of the claim that an adaptive temperature converges twice as fast."""
-    fixed, adaptive = ranked(found, task, "fixed"), ranked(found, task, "adaptive")[0]
+    """What holds of the claim that an adaptive temperature converges twice as fast: of the best and of the median setting of each
+    kind, both on the seeds that choose."""
+    fixed, adaptive = ranked(found, task, "fixed"), ranked(found, task, "adaptive")
+    comparisons = 2 * len({each.task for each in found})
     parts = []
-    for word, other in (("best", fixed[0]), ("median", fixed[len(fixed) // 2])):
-        r = ratio(other, adaptive)
-        ends = ((r.high < 1, "slower"), (r.low >= 2, "at least twice as fast"), (r.high < 2, "less than twice as fast"))
-        holds = next((words for is_so, words in ends if is_so), "twice as fast is not ruled out")
-        parts.append(f"{r.value:.2f} times ({r.low:.2f} to {r.high:.2f}) on the {word} fixed one, {other.method}: {holds}")
-    return f"{task}, {adaptive.method}: {'; '.join(parts)}"
+    for word, place in (("best", lambda n: 0), ("median", lambda n: n // 2)):
+        slow, fast = fixed[place(len(fixed))], adaptive[place(len(adaptive))]
+        said, left = f"the {word} adaptive setting, {fast.method}, beside the {word} fixed one, {slow.method}", unsolved(slow)
+        if left == unsolved(fast) == TESTED_ON:
+            parts.append(f"{said}: no seed of either solves it, and nothing can be told")
+            continue
+        r = ratio(slow, fast, comparisons)
+        held = (
+            (r.high < 1, "slower"),
+            (r.low >= 2, "at least twice as fast"),
+            (r.low > 1, "faster"),
+            (True, "no difference is shown"),
+        )
+        holds = next(words for is_so, words in held if is_so)
+        twice = (
+            "" if r.low >= 2 or r.high < 1 else ", twice as fast is ruled out" if r.high < 2 else ", twice as fast is not ruled out"
+        )
+        capped = f", with {unsolved(fast)} and {left} of {TESTED_ON} seeds that do not solve it" if left or unsolved(fast) else ""
+        parts.append(f"{said}: {r.value:.2f} times as fast ({r.low:.2f} to {r.high:.2f}), {holds}{twice}{capped}")
+    return f"{task}: {'; '.join(parts)}"
 
 
 def write(found: Sequence[Trained], made_on: Mapping[str, Any], path: Path) -> None:

@@ -169,11 +169,11 @@ def _process(name: str, q: Tensor, reward: Any, transition: Any, discount: Any) 
         raise ValueError(f"{name}: transition must be [..., states, actions, states], {wanted}, got {tuple(p.shape)}")
     if not broadcasts(r, tuple(q.shape)):
         raise ValueError(f"{name}: reward must broadcast to [..., states, actions], {tuple(q.shape)}, got {tuple(r.shape)}")
-    if not bool(r.detach().isfinite().all()):
+    if is_concrete(r) and not bool(r.detach().isfinite().all()):
         raise ValueError(f"{name}: reward must be finite; leave illegal actions out by where=")
-    least = p.detach()
-    if not (bool((least >= 0).all()) and bool((total <= 1 + 1e-5).all())):
-        got = float(least.min()) if not bool((least >= 0).all()) else float(total.max())
+    negative = ~(p.detach() >= 0)  # or NaN
+    if is_concrete(p) and bool(negative.any() | (total > 1 + 1e-5).any()):
+        got = float(p.detach()[negative][0]) if bool(negative.any()) else float(total.max())
         raise ValueError(
             f"{name}: transition must be probabilities, at least 0 and of sums at most 1 over the last axis, got {got}"
         )

@@ -73,7 +73,8 @@ class Policy(Distribution):
     of 0. Entropy has finite gradients at exact zeros. In nats. All is computed in float64, and given in the dtype of x.
 
     Raises:
-        TypeError or ValueError for anything else; `sample` and `mode` for a state without a legal action, whose place they say.
+        TypeError or ValueError for anything else; `sample` and `mode` for a state in which no action has a probability above 0,
+            whose place they say.
 
     Cost: the map in float64, when it is first needed. Source: Boltzmann policies as of Sutton & Barto (2018), section 2.8; with
     sparsemax Lee, Choi & Oh (2018), arXiv:1709.06293.
@@ -211,8 +212,9 @@ class Policy(Distribution):
         if bool((wrong := ~(total > 0)).any()):
             place = tuple(wrong.nonzero()[0].tolist())
             is_nan = bool(total[place].isnan())
-            what = "has probabilities that are NaN" if is_nan else "has no legal action"
-            repair = "scores must be below +∞ and not NaN" if is_nan else "allow one by where=, or leave the state out"
+            what = "has probabilities that are NaN" if is_nan else "has no action with a probability above 0"
+            allow = "allow one by where=, raise the score of one, or leave the state out"
+            repair = "scores must be below +∞ and not NaN" if is_nan else allow
             of = f"state {place}" if place else "the state"
             raise ValueError(f"{type(self).__name__}.{method}: {of} {what}; {repair}")
 

@@ -18,6 +18,7 @@ from softmaxima.core.arguments import Array, as_scores, check_dim, check_where, 
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_number
 from softmaxima.core.rows import row_maximum
+from softmaxima.core.tracing import is_concrete
 from softmaxima.losses.fenchel_young import conjugate
 from softmaxima.lse import log_mean_exp, logsumexp
 from softmaxima.sampling.rows import Rows, as_rows, map_params, over_temperature
@@ -41,7 +42,8 @@ def soft_value(
         map: a name or a function of a map with a regulariser Ω whose probabilities sum to at most 1.
         dim: the axis of the actions.
         where: boolean, broadcasts to q; False is an illegal action.
-        prior: μ ≥ 0, a reference policy that broadcasts to q, of softmax alone: V = τ log Σ μ exp(q/τ) = max_p ⟨p, q⟩ − τ KL(p‖μ).
+        prior: μ ≥ 0 and finite, a reference policy that broadcasts to q, of softmax alone:
+            V = τ log Σ μ exp(q/τ) = max_p ⟨p, q⟩ − τ KL(p‖μ).
         params: the map's parameters.
 
     Returns:
@@ -87,8 +89,9 @@ def soft_value(
 def _prior(name: str, prior: Any, q: Tensor, rows: Rows) -> Tensor:
     """μ [..., n] in float64."""
     mu = as_scores(name, prior, "prior")
-    if not bool((mu.detach() >= 0).all()):
-        raise ValueError(f"{name}: prior must be at least 0 everywhere, got {float(mu.detach().min())}; give probabilities")
+    if is_concrete(mu) and bool((wrong := ~((mu.detach() >= 0) & (mu.detach() < math.inf))).any()):
+        got = float(mu.detach()[wrong][0])
+        raise ValueError(f"{name}: prior must be at least 0 and finite everywhere, got {got}; give probabilities")
     try:
         return mu.double().broadcast_to(q.shape).movedim(rows.dim, -1)
     except RuntimeError:
