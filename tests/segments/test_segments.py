@@ -384,6 +384,7 @@ def test_views_and_kinds_of_arrays():
     assert torch.equal(compiled(x), 2 * expected)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_jagged_tensors_are_segments():
     rows = [normal(n, 2, seed=n) for n in (3, 0, 5)]
     x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)

@@ -26,7 +26,12 @@ from softmaxima.segments.ragged import Operation, of_segments
 
 def compiled(function: Callable[..., Any], what: str, x: Any, index: Any, counted: bool) -> Callable[..., Any]:
     """The function, where a compiler can look into it; for Segments, nested tensors and what must be counted it calls it."""
-    if is_compiling() and (not counted or transforming() or isinstance(index, Segments) or getattr(x, "is_nested", False)):
+    if is_compiling() and (
+        not (counted or isinstance(index, Unfound))
+        or transforming()
+        or isinstance(index, Segments)
+        or getattr(x, "is_nested", False)
+    ):
         return outside_compilers(function, what)
     return function
 
