@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from torch import Tensor, nn
+
 from softmaxima.core.arguments import Array, as_scores, like_input
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.segments.arguments import prepared, value_of_segments
@@ -84,12 +87,10 @@ def segment_map(
     >>> sm.segment_map("sparsemax", torch.tensor([1.0, 0.0, 0.6, 5.0]), ptr=torch.tensor([0, 3, 3, 4]))
     tensor([0.7000, 0.0000, 0.3000, 1.0000])
     """
-    counted = (
-        num_segments is not None
-        or ptr is not None
-        or all(isinstance(v, (int, float, str)) for v in (temperature, *params.values()))
-    )
-    return compiled(_segment_map, "a map of segments", x, index, counted)(
+    counted = num_segments is not None or ptr is not None
+    numbers = (int, float, str) if not counted else (int, float, str, np.ndarray, Tensor, nn.Module)
+    held = all(isinstance(v, numbers) for v in (temperature, *params.values()))  # by an operation
+    return compiled(_segment_map, "a map of segments", x, index, held)(
         "segment_map", map, x, index, num_segments, ptr, dim, temperature, where, params
     )
 
