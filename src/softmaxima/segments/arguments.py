@@ -9,7 +9,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import broadcasts, check_device, check_dim, check_value, check_where
 from softmaxima.core.numbers import TEMPERATURE
-from softmaxima.core.tracing import is_recorded, transforming
+from softmaxima.core.tracing import is_recorded, is_recording, transforming
 from softmaxima.segments.grouping import Segments, Unfound, found_segments
 
 
@@ -20,7 +20,7 @@ def prepared(
     if x.ndim == 0:
         raise ValueError(f"{name}: scores need an axis of elements, got a 0-d tensor")
     axis = check_dim(name, dim, x.ndim)
-    recorded = x.shape[axis] if is_recorded(x) and not transforming() else None
+    recorded = x.shape[axis] if (is_recording() or (is_recorded(x) and not x.is_meta)) and not transforming() else None
     segments = found_segments(name, index, num_segments, ptr, recorded)
     check_count(name, segments, x, axis, "index has" if ptr is None else "ptr ends at")
     check_device(name, "index" if ptr is None else "ptr", segments.given, x)
