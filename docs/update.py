@@ -262,8 +262,7 @@ def graph_study_blocks() -> Blocks:
         task = progress.add_task("", total=len(graph_study.TASKS) * len(graph_study.names()))
         done = lambda what: progress.update(task, advance=1, description=what)
         found = graph_study.run(processes=os.cpu_count() or 1, done=done)
-    seeds = range(len(found[0].accuracies))
-    ceilings = {task: [graph_study.ceiling(task, seed) for seed in seeds] for task in graph_study.TASKS}
+    ceilings = graph_study.ceilings(range(len(found[0].accuracies)))
     graph_study.write(found, ceilings, {**made_on(), "threads": 1}, DOCS / "graph-study.json")
     return show_graph_study(found, ceilings)
 

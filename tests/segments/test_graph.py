@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     import torch_geometric.nn as pyg
 
     from softmaxima import graph
-    from softmaxima.graph import neighbours
+    from softmaxima.segments import grouping
 
 INDEX = torch.tensor([3, 0, 3, 0, 1, 3, 0, 0])
 X = normal(8, 4)
@@ -177,9 +177,9 @@ def test_layers_say_their_map():
 
 def test_layers_find_the_neighbours_of_one_graph_once(monkeypatch: pytest.MonkeyPatch):
     found: list[object] = []
-    find = neighbours.found_segments
-    monkeypatch.setattr(neighbours, "found_segments", lambda *given: found.append(given) or find(*given))
-    monkeypatch.setattr(neighbours, "_last", None)
+    find = grouping.found_segments
+    monkeypatch.setattr(grouping, "found_segments", lambda *given: found.append(given) or find(*given))
+    monkeypatch.setattr(grouping, "_last", None)
     x, edges = normal(5, 4).float(), EDGES.clone()
     layers = [graph.MapGATConv(4, 4) for _ in range(3)]
     for _ in range(2):
@@ -317,3 +317,42 @@ def test_a_layer_without_a_softmax_is_refused(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(parent, method, of_another_version)
     with pytest.raises(ImportError, match=rf"^{name}: torch_geometric .* takes no softmax from its module in .*of_another_version"):
         getattr(graph, name)(4, 3)
+
+
+EXPORTED = [
+    graph.MapGATConv(4, 3, map=sm.Entmax(alpha=nn.Parameter(torch.tensor(1.5)), temperature=sm.Temperature(0.8))),
+    graph.MapGATv2Conv(4, 3, map="sparsemax"),
+    graph.MapTransformerConv(4, 3, map="entmax15"),
+    pyg.SAGEConv(4, 3, aggr=graph.LogSumExpAggregation(sm.Temperature(0.5), gate=nn.Linear(4, 1))),
+    pyg.SAGEConv(4, 3, aggr=graph.LogSumExpAggregation(normalise=True)),
+    pyg.SAGEConv(4, 3, aggr=graph.MapAggregation("sparsemax")),
+]
+NAMES = ["gat", "gatv2", "transformer", "gated", "normalised", "sparse"]
+
+
+@pytest.mark.parametrize("layer", EXPORTED, ids=NAMES)
+@pytest.mark.parametrize("way", ["export", "compile"])
+def test_layers_and_aggregations_are_exported_and_compiled_whole(way: str, layer: nn.Module):
+    x, edges = normal(5, 4).float(), EDGES
+    if way == "export":
+        dynamic = {0: torch.export.Dim("N", min=2)}, {1: torch.export.Dim("E", min=2)}
+        recorded = torch.export.export(layer, (x, edges), dynamic_shapes=dynamic).module()
+        x, edges = normal(7, 4, seed=1).float(), torch.cat([EDGES, EDGES.flip(0), torch.tensor([[5, 6], [6, 6]])], 1)
+    else:
+        recorded = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found = []
+    for each in (layer, recorded):
+        parameters = dict(layer.named_parameters() if way == "compile" else each.named_parameters())
+        value = each(x, edges)
+        slopes = torch.autograd.grad(value.square().sum(), [parameters[name] for name, _ in layer.named_parameters()])
+        found.append((value, *slopes))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, ours)
+
+
+@pytest.mark.parametrize("layer", EXPORTED, ids=NAMES)
+def test_scripts_are_refused_in_a_sentence(layer: nn.Module):
+    with pytest.raises(
+        NotImplementedError, match=r"^\w+: torch.jit.script does not take it; use torch.export.export or torch.compile"
+    ):
+        torch.jit.script(layer)

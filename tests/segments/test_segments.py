@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import softmaxima as sm
 from conftest import DTYPES, TOLERANCE, Case, at_most, normal
@@ -384,6 +385,7 @@ def test_views_and_kinds_of_arrays():
     assert torch.equal(compiled(x), 2 * expected)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_jagged_tensors_are_segments():
     rows = [normal(n, 2, seed=n) for n in (3, 0, 5)]
     x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
@@ -399,6 +401,121 @@ def test_jagged_tensors_are_segments():
         sm.segment_softmax(x, torch.tensor([0]))
     with pytest.raises(ValueError, match=r"^segment_softmax: segments of a nested tensor are along dim 1 .* got dim=2"):
         sm.segment_softmax(x, dim=2)
+    with pytest.raises(ValueError, match=r"^segment_softmax: .* whose ragged dim is 2; call .transpose\(1, 2\)"):
+        sm.segment_softmax(x.transpose(1, 2), dim=2)
+    with pytest.raises(TypeError, match=r"^segment_softmax: a nested tensor of segments must have torch's jagged layout"):
+        sm.segment_softmax(torch.nested.nested_tensor(rows))
+
+
+def nested_rows(*lengths: int) -> Tensor:
+    return torch.nested.nested_tensor([normal(n, 2, seed=n) for n in lengths], layout=torch.jagged, requires_grad=True)
+
+
+def test_every_map_of_a_jagged_tensor_is_that_of_its_rows_with_masks_and_second_derivatives(case: Case):
+    x = nested_rows(3, 0, 5, 1)
+    where = x.detach() > -0.5
+    p = sm.segment_map(case.map, x, where=where, **case.params)
+    assert p.shape == x.shape
+    for own, row, allowed in zip(p.unbind(), x.unbind(), where.unbind(), strict=True):
+        if len(row):
+            torch.testing.assert_close(own, case.map(row, 0, where=allowed, **case.params))
+    flat = x.values().detach().requires_grad_()
+    lengths = torch.tensor([3, 0, 5, 1])
+    of_flat = lambda v: sm.segment_map(case.map, v, sm.Segments.from_lengths(lengths), where=where.values(), **case.params)
+    slopes = []
+    for leaf, value in ((x, p.values()), (flat, of_flat(flat))):
+        g = torch.where(value.isfinite(), normal(9, 2, seed=7), 0.0)
+        (first,) = torch.autograd.grad(value, leaf, g, create_graph=True, allow_unused=True)
+        first = first.values() if first.is_nested else first
+        second = torch.autograd.grad(first.square().sum(), leaf)[0] if first.requires_grad else first
+        slopes.append((first.detach(), second.values() if second.is_nested else second))
+    torch.testing.assert_close(*slopes)
+
+
+def test_weights_of_a_jagged_tensor_have_its_rows():
+    x = nested_rows(3, 1)
+    weights = x.detach().abs()
+    expected = sm.segment_logsumexp(x.values(), ptr=torch.tensor([0, 3, 4]), weights=weights.values())
+    torch.testing.assert_close(sm.segment_logsumexp(x, weights=weights), expected)
+    for what in ("weights", "where"):
+        with pytest.raises(ValueError, match=rf"^segment_logsumexp: {what} must have rows as long as those of the scores"):
+            sm.segment_logsumexp(x, **{what: nested_rows(2, 2).detach() > 0})
+
+
+def test_an_index_is_the_same_for_all_that_vmap_goes_over():
+    with pytest.raises(ValueError, match=r"^segment_softmax: index must be the same for all that vmap goes over"):
+        torch.func.vmap(lambda x, index: sm.segment_softmax(x, index))(normal(3, 4), torch.zeros(3, 4).long())
+
+
+# Graphs that are recorded -------------------------------------------------------------------------------------------------------
+
+
+class Over(torch.nn.Module):
+    """A map over segments that learns."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case, self.tau = case, torch.nn.Parameter(torch.tensor([[0.7], [1.0], [1.3]], dtype=torch.float64))
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        return sm.segment_map(self.case.map, x, index, 3, temperature=self.tau, where=x > -1.5, **self.case.params)
+
+
+def test_every_map_is_exported_for_any_index_and_learns(case: Case):
+    dynamic = {0: torch.export.Dim("E", min=2)}
+    own = Over(case)
+    if any(map(callable, case.params.values())):
+        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(NotImplementedError, match=r"cannot hold its parameters"):
+            own(normal(5, 2), torch.zeros(5).long())
+        return
+    made = torch.export.export(own, (normal(5, 2), torch.tensor([0, 1, 0, 2, 1])), dynamic_shapes=(dynamic, dynamic))
+    exported = made.module()
+    index, x = torch.tensor([2, 0, 2, 0, 0, 2, 2]), normal(7, 2, seed=3).requires_grad_()
+    found = []
+    for module in (own, exported):
+        p = module(x, index)
+        g = torch.where(p.detach().isfinite(), normal(7, 2, seed=1), 0.0)
+        found.append((p.detach(), *torch.autograd.grad(p, (x, *module.parameters()), g)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, ours)
+
+
+@pytest.mark.parametrize("way", ["index", "ptr"])
+def test_maps_and_sums_are_whole_in_a_compiled_graph(way: str):
+    numbers = torch.tensor([0, 0, 2, 2, 2]) if way == "index" else torch.tensor([0, 2, 2, 5])
+    given = {"num_segments": 3} if way == "index" else {}
+
+    def function(x: Tensor, numbers: Tensor, alpha: Tensor) -> Tensor:
+        segments = {way: numbers, **given}
+        p = sm.segment_map("entmax", x, alpha=alpha, **segments)
+        sums = sm.segment_logsumexp(x, weights=p, **segments), sm.segment_log_mean_exp(x, temperature=alpha, **segments)
+        return torch.cat((p, *sums)).nan_to_num(neginf=0.0)
+
+    found = []
+    for each in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+        inputs = normal(5, 2).requires_grad_(), torch.tensor(1.3, dtype=torch.float64).requires_grad_()
+        value = each(inputs[0], numbers, inputs[1])
+        found.append((value, *torch.autograd.grad(value.square().sum(), inputs)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, ours)
+
+
+def test_a_recorded_graph_says_what_is_wrong_when_it_runs():
+    x, index = normal(5), torch.tensor([0, 1, 0, 2, 1])
+    few = torch.compile(lambda x, index: sm.segment_logsumexp(x, index, 2), fullgraph=True, backend="eager")
+    with pytest.raises(ValueError, match=r"index must be at least 0 and below num_segments=2, got 2"):
+        few(x, index)
+    by_ptr = torch.compile(lambda x, ptr: sm.segment_softmax(x, ptr=ptr), fullgraph=True, backend="eager")
+    with pytest.raises(ValueError, match=r"index or ptr says 6, and scores of shape \(5,\) have 5 elements along dim 0"):
+        by_ptr(x, torch.tensor([0, 6]))
+    counts = torch.compile(lambda x, index: sm.segment_logsumexp(x, index), backend="eager")
+    torch.testing.assert_close(counts(x, index), sm.segment_logsumexp(x, index))  # the graph breaks
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert sm.segment_softmax(x, index).shape == x.shape
+        with pytest.raises(
+            ValueError, match=r"^segment_logsumexp: who records a graph does not know the largest index; give num_s"
+        ):
+            sm.segment_logsumexp(x, index)
 
 
 def test_segments_say_what_they_are():

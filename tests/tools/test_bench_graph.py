@@ -91,8 +91,8 @@ def test_what_is_wrong_is_found(ways: tuple[str, ...], task: str, step: str, wha
     assert bench.problem_of(case, {**values, **wrong}, x, index, nodes)
 
 
-@pytest.mark.parametrize("name", graph_study.TASKS)
-def test_tasks_have_a_known_truth(name: str):
+@pytest.mark.parametrize("name", [name for name in graph_study.TASKS if name not in graph_study.SPLITS])
+def test_tasks_that_are_drawn_have_a_known_truth(name: str):
     task = graph_study.TASKS[name](3)
     assert task.edges.max() < len(task.y) == len(task.x)
     assert set(task.y.tolist()) == set(range(task.classes))
@@ -111,6 +111,24 @@ def test_tasks_have_a_known_truth(name: str):
         assert degrees.min() == 3
         assert 6 < degrees.float().mean() < 8
         assert graph_study.ceiling(name, 3) == 1.0
+
+
+def test_the_karate_club_is_that_of_torch_geometric_and_broke_up_in_halves():
+    from torch_geometric.datasets import KarateClub
+
+    task, theirs = graph_study.karate(0), KarateClub()[0]
+    places = [edges[:, (edges[0] * 34 + edges[1]).argsort()] for edges in (task.edges, theirs.edge_index)]
+    assert torch.equal(*places)
+    assert torch.equal(task.x, theirs.x)
+    assert task.y.bincount().tolist() == [17, 17]
+    assert task.y[[0, 33]].tolist() == [0, 1]  # the instructor and the officer
+
+
+def test_splits_of_one_graph_count_as_less_than_graphs_of_their_own():
+    values = [0.1 * (seed % 3) for seed in range(100)]
+    anew, shared = graph_study.spread("blocks", values), graph_study.spread("karate club", values)
+    assert shared.variance == pytest.approx((1 + 100 * 18 / 16) * anew.variance)
+    assert shared.freedom == anew.freedom == 99
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

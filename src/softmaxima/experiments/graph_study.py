@@ -1,8 +1,12 @@
 """Whether it matters what a node makes of its neighbours: aggregations and attention in small networks, on graphs of known truth.
 
-The graphs are drawn anew for each seed: in a stochastic block model a node's class is that of its block, and neighbours' features,
-noisy, are of theirs by and large; in the other two tasks a node's class is what an aggregation says of its neighbours' features,
-the largest or the sum, so that one that fits is there to be found.
+Of most tasks the graphs are drawn anew for each seed: in a stochastic block model a node's class is that of its block, and
+neighbours' features, noisy, are of theirs by and large; in two others a node's class is what an aggregation says of its
+neighbours' features, the largest or the sum, so that one that fits is there to be found.
+
+Zachary's karate club (1977), which networkx brings, is one graph of 34 members and the side that each took when the club broke up.
+There a seed is a split, and splits share members, so that the variance of a mean over them is not that of independent ones, but
+(1/J + n_tested/n_others) s² of J splits, as Nadeau and Bengio (2003) have it.
 
 Networks of many seeds are trained side by side: their graphs are one graph of parts without edges between them, and weights have
 an axis for the seeds. No number of one seed meets one of another, so that each is trained as it would be by itself.
@@ -25,7 +29,7 @@ from torch import Tensor, nn
 
 import softmaxima as sm
 from softmaxima.core.writing import finite, write_text
-from softmaxima.experiments.differences import Difference, interval_of, of_mean
+from softmaxima.experiments.differences import Difference, Spread, interval_of, of_mean, spread_of
 from softmaxima.experiments.measures import METRICS
 from softmaxima.experiments.turns import one_thread
 
@@ -33,7 +37,7 @@ SEEDS, STACK = 100, 25  # how many, and how many side by side
 WIDTH, HEADS, DECAY = 16, 4, 5e-4
 STEPS = {0.03: 60, 0.01: 90}  # of each rate of learning: smaller ones go further
 EVERY = 5  # steps between two looks at the nodes that are validated
-NODES, BLOCKS, FEATURES = 300, 4, 8
+NODES, BLOCKS, FEATURES = 300, 4, 8  # of graphs that are drawn
 DEGREE, WITHIN, SIGNAL = 8, 2 / 3, 0.7  # of blocks: mean degree, the share of it in a node's own block, the mean of its feature
 TRAINED, VALIDATED = 0.3, 0.2  # shares of the nodes; the others are tested
 BASELINE, USUAL = "mean", ("mean", "sum", "max")
@@ -102,7 +106,23 @@ def _drawn(seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(NODES, FEATURES, generator=rng), edges
 
 
-TASKS: dict[str, Callable[[int], Task]] = {"blocks": blocks, "largest": largest, "sum": total}
+def karate(seed: int) -> Task:
+    """The same club for every seed: friends, and the side that each member took; a feature says who a member is."""
+    import networkx
+
+    club = networkx.karate_club_graph()
+    y = torch.tensor([club.nodes[member]["club"] == "Officer" for member in club]).long()
+    friends = torch.tensor(list(club.edges)).T
+    return Task(torch.eye(len(y)), y, torch.cat([friends, friends.flip(0)], 1), 2)
+
+
+TASKS: dict[str, Callable[[int], Task]] = {"blocks": blocks, "largest": largest, "sum": total, "karate club": karate}
+SPLITS = {"karate club"}  # of one graph, in which nobody knows what could be reached
+
+
+def ceilings(seeds: Sequence[int]) -> dict[str, list[float]]:
+    """What who knows how a task was drawn would reach with each seed, of those that are drawn."""
+    return {task: [ceiling(task, seed) for seed in seeds] for task in TASKS if task not in SPLITS}
 
 
 def ceiling(task: str, seed: int) -> float:
@@ -114,7 +134,7 @@ def ceiling(task: str, seed: int) -> float:
     if task != "blocks":
         return 1.0
     drawn = blocks(seed)
-    trained, _, tested = split(seed)
+    trained, _, tested = split(seed, NODES)
     source, to = drawn.edges
     back = torch.argsort(to * NODES + source)  # edges are in order of (from, to): the one that goes the other way
     own = SIGNAL * drawn.x[:, :BLOCKS]  # log-likelihoods, but for what all classes share
@@ -128,11 +148,11 @@ def ceiling(task: str, seed: int) -> float:
     return float(right[tested].float().mean())
 
 
-def split(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def split(seed: int, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The nodes that are trained on, validated and tested."""
-    order = torch.randperm(NODES, generator=torch.Generator().manual_seed(seed))
-    first, second = (int(share * NODES) for share in (TRAINED, VALIDATED))
-    trained, validated, tested = order.split((first, second, NODES - first - second))
+    order = torch.randperm(nodes, generator=torch.Generator().manual_seed(seed))
+    first, second = (int(share * nodes) for share in (TRAINED, VALIDATED))
+    trained, validated, tested = order.split((first, second, nodes - first - second))
     return trained, validated, tested
 
 
@@ -144,22 +164,24 @@ class Graph:
     """The graphs of several seeds as one, whose edges are in order of where they go to."""
 
     seeds: int
+    nodes: int  # of each
     source: Tensor  # [edges]
     to: Tensor  # [edges]
 
     @staticmethod
     def of(tasks: Sequence[Task]) -> Graph:
-        edges = torch.cat([task.edges + NODES * place for place, task in enumerate(tasks)], 1)
+        nodes = len(tasks[0].y)
+        edges = torch.cat([task.edges + nodes * place for place, task in enumerate(tasks)], 1)
         source, to = edges[:, edges[1].argsort(stable=True)]
-        return Graph(len(tasks), source, to)
+        return Graph(len(tasks), nodes, source, to)
 
     def with_loops(self) -> Graph:
         """Each node its own neighbour, once."""
-        nodes = torch.arange(self.seeds * NODES)
+        nodes = torch.arange(self.seeds * self.nodes)
         others = self.source != self.to
         to = torch.cat([self.to[others], nodes])
         order = to.argsort(stable=True)
-        return Graph(self.seeds, torch.cat([self.source[others], nodes])[order], to[order])
+        return Graph(self.seeds, self.nodes, torch.cat([self.source[others], nodes])[order], to[order])
 
 
 def _uniform(bound: float, *shape: int) -> nn.Parameter:
@@ -175,19 +197,20 @@ class Linear(nn.Module):
         self.bias = _uniform(wide**-0.5, seeds, 1, narrow) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        value = x.unflatten(0, (len(self.weight), NODES)) @ self.weight
+        value = x.unflatten(0, (len(self.weight), -1)) @ self.weight
         return (value if self.bias is None else value + self.bias).flatten(0, 1)
 
 
 class Taus(nn.Module):
     """A temperature that is learnt a seed, said for each node."""
 
-    def __init__(self, seeds: int) -> None:
+    def __init__(self, graph: Graph) -> None:
         super().__init__()
-        self.learnt = sm.Temperature(1.0, minimum=0.05, maximum=20.0, shape=(seeds, 1))
+        self.learnt = sm.Temperature(1.0, minimum=0.05, maximum=20.0, shape=(graph.seeds, 1))
+        self.nodes = graph.nodes
 
     def forward(self) -> Tensor:
-        return self.learnt().repeat_interleave(NODES, 0)
+        return self.learnt().repeat_interleave(self.nodes, 0)
 
 
 class Gate(nn.Module):
@@ -196,7 +219,7 @@ class Gate(nn.Module):
     def __init__(self, graph: Graph, wide: int) -> None:
         super().__init__()
         self.weight = _uniform(wide**-0.5, graph.seeds, wide)
-        self.of = graph.to // NODES
+        self.of = graph.to // graph.nodes
 
     def forward(self, x: Tensor) -> Tensor:
         return (x * self.weight.index_select(0, self.of)).sum(1, keepdim=True)
@@ -208,20 +231,17 @@ def aggregations() -> dict[str, Callable[[Graph, int], Any]]:
 
     from softmaxima.graph import LogSumExpAggregation, MapAggregation
 
-    def learnt(graph: Graph) -> Any:
-        return Taus(graph.seeds)
-
     return {
         "mean": lambda graph, wide: MeanAggregation(),
         "sum": lambda graph, wide: SumAggregation(),
         "max": lambda graph, wide: MaxAggregation(),
         "LSE": lambda graph, wide: LogSumExpAggregation(),
-        "LSE, learnt τ": lambda graph, wide: LogSumExpAggregation(learnt(graph)),
-        "LSE − τ log d, learnt τ": lambda graph, wide: LogSumExpAggregation(learnt(graph), normalise=True),
-        "LSE, attention-weighted": lambda graph, wide: LogSumExpAggregation(learnt(graph), gate=Gate(graph, wide)),
-        "softmax-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Softmax(temperature=learnt(graph))),
-        "sparsemax-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Sparsemax(temperature=learnt(graph))),
-        "entmax15-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Entmax15(temperature=learnt(graph))),
+        "LSE, learnt τ": lambda graph, wide: LogSumExpAggregation(Taus(graph)),
+        "LSE − τ log d, learnt τ": lambda graph, wide: LogSumExpAggregation(Taus(graph), normalise=True),
+        "LSE, attention-weighted": lambda graph, wide: LogSumExpAggregation(Taus(graph), gate=Gate(graph, wide)),
+        "softmax-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Softmax(temperature=Taus(graph))),
+        "sparsemax-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Sparsemax(temperature=Taus(graph))),
+        "entmax15-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Entmax15(temperature=Taus(graph))),
     }
 
 
@@ -249,7 +269,7 @@ class Gat(nn.Module):
     def __init__(self, graph: Graph, wide: int, narrow: int, heads: int, map: str) -> None:
         super().__init__()
         self.graph, self.map, self.heads = graph.with_loops(), map, heads
-        self.segments = sm.Segments(self.graph.to, graph.seeds * NODES)
+        self.segments = sm.Segments(self.graph.to, graph.seeds * graph.nodes)
         self.linear = Linear(graph.seeds, wide, narrow, False)
         self.linear.weight = _uniform((6 / (wide + narrow)) ** 0.5, graph.seeds, wide, narrow)
         each = narrow // heads
@@ -257,15 +277,13 @@ class Gat(nn.Module):
         self.bias = nn.Parameter(torch.zeros(graph.seeds, 1, narrow))
 
     def forward(self, x: Tensor) -> Tensor:
-        seeds, (source, to) = self.graph.seeds, (self.graph.source, self.graph.to)
+        each, (source, to) = (self.graph.seeds, self.graph.nodes), (self.graph.source, self.graph.to)
         values = self.linear(x).unflatten(1, (self.heads, -1))  # [nodes, heads, channels]
-        of_source, of_to = (
-            (values.unflatten(0, (seeds, NODES)) * own).sum(-1).flatten(0, 1) for own in (self.of_source, self.of_to)
-        )
+        of_source, of_to = ((values.unflatten(0, each) * own).sum(-1).flatten(0, 1) for own in (self.of_source, self.of_to))
         scores = nn.functional.leaky_relu(of_source.index_select(0, source) + of_to.index_select(0, to), 0.2)
         p = sm.segment_map(self.map, scores, self.segments)
         sent = p.unsqueeze(-1) * values.index_select(0, source)
-        return (torch.zeros_like(values).index_add(0, to, sent).flatten(1).unflatten(0, (seeds, NODES)) + self.bias).flatten(0, 1)
+        return (torch.zeros_like(values).index_add(0, to, sent).flatten(1).unflatten(0, each) + self.bias).flatten(0, 1)
 
 
 def network(name: str, graph: Graph, features: int, classes: int) -> nn.Sequential:
@@ -330,11 +348,12 @@ def _train(name: str, drawn: Sequence[Task], seeds: Sequence[int], rate: float, 
     """([seeds] losses of the nodes that are validated, accuracies of those that are tested), every few steps."""
     torch.manual_seed(seeds[0])
     x, y = (torch.cat([getattr(task, what) for task in drawn]) for what in ("x", "y"))
-    splits = [split(seed) for seed in seeds]
+    graph = Graph.of(drawn)
+    splits = [split(seed, graph.nodes) for seed in seeds]
     trained, validated, tested = (
-        torch.stack([own[which] + NODES * place for place, own in enumerate(splits)]) for which in range(3)
+        torch.stack([own[which] + graph.nodes * place for place, own in enumerate(splits)]) for which in range(3)
     )
-    model = network(name, Graph.of(drawn), FEATURES, drawn[0].classes)
+    model = network(name, graph, x.shape[1], drawn[0].classes)
     optimiser = torch.optim.Adam(model.parameters(), rate, weight_decay=DECAY)
 
     def losses(scores: Tensor, nodes: Tensor) -> Tensor:
@@ -357,7 +376,15 @@ def gain(found: Sequence[Trained], task: str, name: str, over: str, comparisons:
     """How much more accurate one is than another, paired by seed, with an interval that holds at once with so many."""
     by = {(each.task, each.aggregation): each.accuracies for each in found}
     pairs = [a - b for a, b in zip(by[task, name], by[task, over], strict=True)]
-    return interval_of(pairs, [of_mean(pairs)], ACCURACY, comparisons)
+    return interval_of(pairs, [spread(task, pairs)], ACCURACY, comparisons)
+
+
+def spread(task: str, values: Sequence[float]) -> Spread:
+    """The variance of the mean over seeds."""
+    if task not in SPLITS:
+        return of_mean(values)
+    trained, validated, tested = map(len, split(0, len(TASKS[task](0).y)))
+    return Spread((1 / len(values) + tested / (trained + validated)) * spread_of(values), len(values) - 1)
 
 
 def best_of(found: Sequence[Trained], task: str, among: Sequence[str] = USUAL) -> str:

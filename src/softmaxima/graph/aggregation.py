@@ -16,6 +16,7 @@ from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_flag
 from softmaxima.core.tracing import is_concrete
 from softmaxima.graph.neighbours import (
+    NotScripted,
     check_gate,
     first_numbers,
     held_map,
@@ -27,12 +28,12 @@ from softmaxima.graph.neighbours import (
 )
 from softmaxima.lse.logsumexp import check_real
 from softmaxima.maps import MapModule
-from softmaxima.segments import Segments, segment_log_mean_exp, segment_logsumexp, segment_map
+from softmaxima.segments import segment_log_mean_exp, segment_logsumexp, segment_map
 from softmaxima.segments.arguments import value_of_segments
 from softmaxima.segments.ragged import largest_of
 
 
-class LogSumExpAggregation(Aggregation):
+class LogSumExpAggregation(NotScripted, Aggregation):
     """The logarithm of the sum of exponentials of a node's neighbours, τ log Σ_e exp(x_e/τ), channel by channel.
 
     As τ → 0 it is the largest, and as τ grows the mean and τ log d for d neighbours.
@@ -97,12 +98,12 @@ class LogSumExpAggregation(Aggregation):
         x = as_floating(name, x)
         check_real(name, x, "take x.real or x.abs()")
         axis, segments = check_dim(name, dim, x.ndim), segments_of(name, index, ptr, dim_size, x, dim)
-        tau = value_of_segments(name, "temperature", self.temperature, x, axis, len(segments), *TEMPERATURE)
+        tau = value_of_segments(name, "temperature", self.temperature, x, axis, segments, *TEMPERATURE)
         scores = None if self.gate is None else scores_of(name, self.gate, x, dim)
         value = self._sum(x, tau, axis, segments) if scores is None else _weighted(x, scores, tau, axis, segments)
         return value.to(x.dtype)
 
-    def _sum(self, x: Tensor, tau: Any, axis: int, segments: Segments) -> Tensor:
+    def _sum(self, x: Tensor, tau: Any, axis: int, segments: Any) -> Tensor:
         sum_of = segment_log_mean_exp if self.normalise else segment_logsumexp
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         # x/τ may be too large for the dtype, where τ log Σ exp(x/τ) is not: it is a + τ log Σ exp((x − a)/τ), a the largest.
@@ -120,7 +121,7 @@ class LogSumExpAggregation(Aggregation):
         return f"{type(self).__name__}(temperature={said}, normalise={self.normalise}, gate={self.gate})"
 
 
-def _weighted(x: Tensor, scores: Tensor, tau: Any, axis: int, segments: Segments) -> Tensor:
+def _weighted(x: Tensor, scores: Tensor, tau: Any, axis: int, segments: Any) -> Tensor:
     """τ log Σ w exp(x/τ), w = softmax(scores): a + τ log Σ exp((x − a + τ log w)/τ), a the largest that has a weight.
 
     Its error is that of τ log w, in float32 at least.
@@ -141,7 +142,7 @@ def _times(tau: Any, value: Tensor) -> Tensor:
     return tau * value.masked_fill(value == -math.inf, 0.0)
 
 
-class MapAggregation(Aggregation):
+class MapAggregation(NotScripted, Aggregation):
     """A mean of a node's neighbours whose weights are a map of their scores, Σ_e p_e x_e, p = map(s/τ) over the neighbours.
 
     Args:
@@ -194,7 +195,7 @@ class MapAggregation(Aggregation):
         sent = x.masked_fill((p == 0) & ~x.isfinite(), 0.0)
         wide = torch.promote_types(x.dtype, torch.float32)
         shape = list(x.shape)
-        shape[axis] = len(segments)
+        shape[axis] = segments.count
         total = torch.zeros(shape, dtype=wide, device=x.device)
         return total.index_add(axis, segments.index, p.to(wide) * sent.to(wide)).to(x.dtype)
 

@@ -1,8 +1,9 @@
 """Attention over neighbours: the layers of torch_geometric, with any map in the place of their softmax.
 
 Such a layer calls `softmax(scores, index, ptr, size)` of its own module. Its method is run here as it is written there, with
-another function by that name, so that all else is, and stays, that of torch_geometric. (A class here has another name than its
-parent, for torch_geometric knows the sources of classes by their names.)
+another function by that name, so that all else is, and stays, that of torch_geometric; the layer itself comes to that function as
+part of the size, which the method hands on. (A class here has another name than its parent, for torch_geometric knows the sources
+of classes by their names.)
 """
 
 from __future__ import annotations
@@ -11,25 +12,44 @@ import dis
 import functools
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch_geometric
 import torch_geometric.nn as pyg
 from torch import Tensor
 
 from softmaxima.core.contract import AnyMap
-from softmaxima.graph.neighbours import first_numbers, held_map, over_neighbours, restore, said_map, segments_of
+from softmaxima.graph.neighbours import NotScripted, first_numbers, held_map, over_neighbours, restore, said_map, segments_of
 from softmaxima.maps import MapModule
 
 
-def _with_map(name: str, method: Callable[..., Tensor], held: MapModule) -> Callable[..., Tensor]:
-    """The method, with the map where it calls softmax."""
+class _Size(NamedTuple):
+    """How many nodes there are, and the layer that asks."""
 
-    def softmax(scores: Tensor, index: Tensor, ptr: Tensor | None = None, size: int | None = None) -> Tensor:
-        return over_neighbours(held, scores, segments_of(name, index, ptr, size, scores, 0), 0)
+    nodes: int | None
+    layer: Any
 
-    globals_of = {**method.__globals__, "softmax": softmax}  # type: ignore[attr-defined]
-    return FunctionType(method.__code__, globals_of, method.__name__, method.__defaults__, method.__closure__)  # type: ignore[attr-defined]
+
+def _map(scores: Tensor, index: Tensor, ptr: Tensor | None, size: _Size) -> Tensor:
+    segments = segments_of(type(size.layer).__name__, index, ptr, size.nodes, scores, 0)
+    return over_neighbours(size.layer.map, scores, segments, 0)
+
+
+def _with_map(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The method, whose last argument is the size, with the layer's map where it calls softmax."""
+    code = getattr(method, "__code__", None)
+    if code is None:
+        return method  # which is refused when a layer is made
+    # Without the module's name, as compilers look names up in the module that has it.
+    globals_of = {name: value for name, value in method.__globals__.items() if name != "__name__"}  # type: ignore[attr-defined]
+    own = FunctionType(code, {**globals_of, "softmax": _map}, method.__name__, method.__defaults__, method.__closure__)  # type: ignore[attr-defined]
+    size = code.co_varnames[code.co_argcount - 1]
+
+    @functools.wraps(method)
+    def with_map(self: Any, **named: Any) -> Tensor:
+        return own(self, **{**named, size: _Size(named[size], self)})
+
+    return with_map
 
 
 @functools.cache
@@ -44,17 +64,29 @@ def _check_calls_softmax(name: str, method: Callable[..., Tensor]) -> None:
         )
 
 
-def _repr(layer: Any, of_parent: str) -> str:
-    return f"{of_parent[:-1]}, map={said_map(layer.map)})"
+class _MapConv(NotScripted, pyg.MessagePassing):
+    """What layers with a map have beside what their parents have."""
+
+    _parent: ClassVar[type[pyg.MessagePassing]]
+    _attends: ClassVar[str]  # the method that calls softmax
+
+    def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
+        _check_calls_softmax(type(self).__name__, getattr(self._parent, self._attends))
+        super().__init__(*options, **more)
+        self.map = held_map(map)
+        self._first = first_numbers(self, "map")
+
+    def reset_parameters(self) -> None:
+        """As the parent's, and what learns of the map as it was at first."""
+        super().reset_parameters()
+        if "_first" in self.__dict__:  # the parent's constructor resets before there is a map
+            restore(self._first, self)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, map={said_map(self.map)})"
 
 
-def _restore_map(layer: Any) -> None:
-    """As it was at first; the parent's constructor resets before there is a map."""
-    if "_first" in layer.__dict__:
-        restore(layer._first, layer)
-
-
-class MapGATConv(pyg.GATConv):
+class MapGATConv(_MapConv, pyg.GATConv):
     """`torch_geometric.nn.GATConv` with any map as its attention: sparse ones leave neighbours out.
 
     Args:
@@ -76,36 +108,11 @@ class MapGATConv(pyg.GATConv):
     torch.Size([3, 8])
     """
 
-    def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
-        _check_calls_softmax(type(self).__name__, pyg.GATConv.edge_update)
-        super().__init__(*options, **more)
-        self.map = held_map(map)
-        self._first = first_numbers(self, "map")
-
-    def reset_parameters(self) -> None:
-        """As the parent's, and what learns of the map as it was at first."""
-        super().reset_parameters()
-        _restore_map(self)
-
-    def __repr__(self) -> str:
-        return _repr(self, super().__repr__())
-
-    def edge_update(
-        self,
-        alpha_j: Tensor,
-        alpha_i: Tensor | None,
-        edge_attr: Tensor | None,
-        index: Tensor,
-        ptr: Tensor | None,
-        dim_size: int | None,
-    ) -> Tensor:
-        """The weight of each edge."""
-        return _with_map(type(self).__name__, pyg.GATConv.edge_update, self.map)(
-            self, alpha_j, alpha_i, edge_attr, index, ptr, dim_size
-        )
+    _parent, _attends = pyg.GATConv, "edge_update"
+    edge_update = _with_map(pyg.GATConv.edge_update)
 
 
-class MapGATv2Conv(pyg.GATv2Conv):
+class MapGATv2Conv(_MapConv, pyg.GATv2Conv):
     """`torch_geometric.nn.GATv2Conv` with any map as its attention. Arguments, errors and cost as for `MapGATConv`.
 
     Source: Brody, Alon and Yahav (2022).
@@ -116,28 +123,11 @@ class MapGATv2Conv(pyg.GATv2Conv):
     torch.Size([3, 4])
     """
 
-    def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
-        _check_calls_softmax(type(self).__name__, pyg.GATv2Conv.edge_update)
-        super().__init__(*options, **more)
-        self.map = held_map(map)
-        self._first = first_numbers(self, "map")
-
-    def reset_parameters(self) -> None:
-        """As the parent's, and what learns of the map as it was at first."""
-        super().reset_parameters()
-        _restore_map(self)
-
-    def __repr__(self) -> str:
-        return _repr(self, super().__repr__())
-
-    def edge_update(
-        self, x_j: Tensor, x_i: Tensor, edge_attr: Tensor | None, index: Tensor, ptr: Tensor | None, dim_size: int | None
-    ) -> Tensor:
-        """The weight of each edge."""
-        return _with_map(type(self).__name__, pyg.GATv2Conv.edge_update, self.map)(self, x_j, x_i, edge_attr, index, ptr, dim_size)
+    _parent, _attends = pyg.GATv2Conv, "edge_update"
+    edge_update = _with_map(pyg.GATv2Conv.edge_update)
 
 
-class MapTransformerConv(pyg.TransformerConv):
+class MapTransformerConv(_MapConv, pyg.TransformerConv):
     """`torch_geometric.nn.TransformerConv` with any map as its attention. Arguments, errors and cost as for `MapGATConv`.
 
     Source: Shi et al. (2021).
@@ -148,31 +138,5 @@ class MapTransformerConv(pyg.TransformerConv):
     torch.Size([3, 4])
     """
 
-    def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
-        _check_calls_softmax(type(self).__name__, pyg.TransformerConv.message)
-        super().__init__(*options, **more)
-        self.map = held_map(map)
-        self._first = first_numbers(self, "map")
-
-    def reset_parameters(self) -> None:
-        """As the parent's, and what learns of the map as it was at first."""
-        super().reset_parameters()
-        _restore_map(self)
-
-    def __repr__(self) -> str:
-        return _repr(self, super().__repr__())
-
-    def message(
-        self,
-        query_i: Tensor,
-        key_j: Tensor,
-        value_j: Tensor,
-        edge_attr: Tensor | None,
-        index: Tensor,
-        ptr: Tensor | None,
-        size_i: int | None,
-    ) -> Tensor:
-        """What each edge sends."""
-        return _with_map(type(self).__name__, pyg.TransformerConv.message, self.map)(
-            self, query_i, key_j, value_j, edge_attr, index, ptr, size_i
-        )
+    _parent, _attends = pyg.TransformerConv, "message"
+    message = _with_map(pyg.TransformerConv.message)

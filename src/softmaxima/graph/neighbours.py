@@ -2,64 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric import Index
 
 from softmaxima.core.arguments import check_dim
 from softmaxima.core.contract import AnyMap, Map
 from softmaxima.core.numbers import described
-from softmaxima.core.tracing import outside_compilers
+from softmaxima.core.tracing import is_recorded, outside_compilers, transforming
 from softmaxima.maps import MapModule
-from softmaxima.segments import Segments, segment_map
-from softmaxima.segments.grouping import found_segments
+from softmaxima.segments import segment_map
+from softmaxima.segments.grouping import found_again, found_segments
 
 
-class _Found(NamedTuple):
-    segments: Segments
-    size: int | None
-    inference: bool  # what was made in inference mode serves no training
-
-
-_last: _Found | None = None  # one at a time, so that no more than a graph stays in memory
-
-
-def segments_of(name: str, index: Tensor | None, ptr: Tensor | None, size: int | None, x: Tensor, dim: int) -> Segments:
+def segments_of(name: str, index: Tensor | None, ptr: Tensor | None, size: int | None, x: Tensor, dim: int) -> Any:
     """The neighbours of each node, as torch_geometric says them, along `dim` of x, which has a place for each edge.
 
-    Layers put an index together anew in each call, with the same numbers in it. So the last that was found is held, with a copy of
-    its index, and serves again where the numbers are those: a read of both, in the place of putting edges in order.
+    They are found once for layers one after another over one graph.
     """
-    return outside_compilers(_segments_of, "what finds the neighbours of nodes")(name, index, ptr, size, x, dim)
-
-
-def _segments_of(name: str, index: Any, ptr: Tensor | None, size: int | None, x: Tensor, dim: int) -> Segments:
-    found = _of_index(name, index, size) if ptr is None else found_segments(name, None, size, ptr)
+    given = index.as_tensor() if isinstance(index, Index) else index
     edges = x.shape[check_dim(name, dim, x.ndim)]
+    if is_recorded(x) and not transforming():
+        found = found_segments(name, given if ptr is None else None, size, ptr, edges)
+    else:
+        find, *said = (found_again, name, given, size) if ptr is None else (found_segments, name, None, size, ptr)
+        found = outside_compilers(find, "what finds the neighbours of nodes")(*said)
     if found.elements != edges:
         what = "ptr ends at" if ptr is not None else "index has"
         raise ValueError(f"{name}: {what} {found.elements}, and x of shape {tuple(x.shape)} has {edges} edges along dim {dim}")
     return found
 
 
-def _of_index(name: str, index: Any, size: int | None) -> Segments:
-    global _last
-    index = index.as_tensor() if hasattr(index, "as_tensor") else index  # of torch_geometric.Index what it wraps
-    last, inference = _last, torch.is_inference_mode_enabled()
-    if last is None or (last.size, last.inference) != (size, inference) or not _same(last.segments.given, index):
-        # A copy, as what is compared with must not change with what it is compared to.
-        own = index.clone() if isinstance(index, Tensor) else index
-        _last = last = _Found(found_segments(name, own, size, None), size, inference)
-    return last.segments
-
-
-def _same(a: Tensor, b: Any) -> bool:
-    alike = isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and not b.is_meta
-    return alike and torch.equal(a, b)
-
-
 # What layers hold ---------------------------------------------------------------------------------------------------------------
+
+
+class NotScripted:
+    """What `torch.jit.script` cannot read, and says so."""
+
+    def __prepare_scriptable__(self) -> Any:
+        raise NotImplementedError(
+            f"{type(self).__name__}: torch.jit.script does not take it; use torch.export.export or torch.compile, which do"
+        )
 
 
 def held_map(map: AnyMap | MapModule) -> MapModule:
@@ -115,7 +100,7 @@ def restore(numbers: dict[str, Tensor], layer: nn.Module) -> None:
                 parameter.copy_(numbers[name])
 
 
-def over_neighbours(held: MapModule, x: Tensor, segments: Segments, dim: int) -> Tensor:
+def over_neighbours(held: MapModule, x: Tensor, segments: Any, dim: int) -> Tensor:
     """The map of the scores of each node's neighbours."""
     options = {name: value for name, value in held.options.items() if name != "dim"}
     return segment_map(held.map, x, segments, dim=dim, **options)

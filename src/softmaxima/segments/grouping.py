@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource, reportMissingImports]
 
 from softmaxima.core.arguments import Array, as_tensor, check_values
 from softmaxima.core.numbers import check_int
@@ -52,6 +53,11 @@ class Segments:
         self._read("Segments", _integers("Segments", "index", index).clone(), num_segments)
 
     def __len__(self) -> int:
+        return self._count
+
+    @property
+    def count(self) -> int:
+        """How many segments there are."""
         return self._count
 
     def __repr__(self) -> str:
@@ -212,15 +218,42 @@ class Segments:
         return table_of(self.lengths, self.starts, self.order)
 
 
-def found_segments(name: str, index: Any, num_segments: Any, ptr: Any) -> Segments:
-    """The segments that a function's arguments mean."""
-    if isinstance(index, Segments):
+class Unfound:
+    """Segments of so many elements, by an index or a ptr whose numbers a recorder does not know."""
+
+    def __init__(self, name: str, given: Tensor, elements: int, count: int | None, by_ptr: bool) -> None:
+        self.given, self.elements, self.by_ptr, self.is_counted = given, elements, by_ptr, count is not None
+        self._name, self._count = name, count
+
+    @property
+    def count(self) -> int:
+        if self._count is None:
+            raise ValueError(f"{self._name}: who records a graph does not know the largest index; give num_segments=")
+        return self._count
+
+    @property
+    def index(self) -> Tensor:
+        """The segment of each element."""
+        if not self.by_ptr:
+            return self.given
+        return torch.searchsorted(self.given, torch.arange(self.elements, device=self.given.device), right=True) - 1
+
+
+@overload
+def found_segments(name: str, index: Any, num_segments: Any, ptr: Any) -> Segments: ...
+@overload
+def found_segments(name: str, index: Any, num_segments: Any, ptr: Any, recorded: int | None) -> Segments | Unfound: ...
+def found_segments(name: str, index: Any, num_segments: Any, ptr: Any, recorded: int | None = None) -> Segments | Unfound:
+    """The segments that a function's arguments mean; of so many elements those that they will mean, where a graph is recorded."""
+    if isinstance(index, (Segments, Unfound)):
         if num_segments is not None or ptr is not None:
             raise ValueError(f"{name}: Segments say all by themselves; leave out num_segments and ptr")
         return index
     if (index is None) == (ptr is None):
         given = "both" if ptr is not None else "neither"
         raise ValueError(f"{name}: give index, the segment of each element, or ptr, where segments begin; got {given}")
+    if recorded is not None:
+        return _unfound(name, index, num_segments, ptr, recorded)
     if ptr is None:
         return Segments._from_index(name, index, num_segments)
     made = Segments._from_ptr(name, ptr)
@@ -229,6 +262,46 @@ def found_segments(name: str, index: Any, num_segments: Any, ptr: Any) -> Segmen
     if num_segments not in (None, len(made)):
         raise ValueError(f"{name}: num_segments is {num_segments}, and ptr has {len(made)} segments; leave num_segments out")
     return made
+
+
+def _unfound(name: str, index: Any, num_segments: Any, ptr: Any, elements: int) -> Unfound:
+    if ptr is None:
+        numbers = _integers(name, "index", index, recorded=True)
+        return Unfound(name, numbers, numbers.shape[0], num_segments, False)
+    starts = _integers(name, "ptr", ptr, recorded=True)
+    return Unfound(name, starts, elements, starts.shape[0] - 1, True)
+
+
+# The last that were found -------------------------------------------------------------------------------------------------------
+
+
+class _Last(NamedTuple):
+    segments: Segments
+    size: int | None
+    inference: bool  # what was made in inference mode serves no training
+
+
+_last: _Last | None = None  # one at a time, so that no more than one index stays in memory
+
+
+def found_again(name: str, index: Any, size: int | None) -> Segments:
+    """The segments of an index, which are those that were found last where its numbers are.
+
+    Layers put an index together anew in each call, with the same numbers in it. So the last that was found is held, with a copy of
+    its index, and serves again where the numbers are those: a read of both, in the place of putting elements in order.
+    """
+    global _last
+    last, inference = _last, torch.is_inference_mode_enabled()
+    if last is None or (last.size, last.inference) != (size, inference) or not _same(last.segments.given, index):
+        # A copy, as what is compared with must not change with what it is compared to.
+        own = index.clone() if isinstance(index, Tensor) else index
+        _last = last = _Last(found_segments(name, own, size, None), size, inference)
+    return last.segments
+
+
+def _same(a: Tensor, b: Any) -> bool:
+    alike = isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and not b.is_meta
+    return alike and torch.equal(a, b)
 
 
 def _is_native(index: Tensor) -> bool:
@@ -244,8 +317,12 @@ def _index_range(index: Tensor) -> tuple[int, int, bool]:
     return int(least), int(most), bool((index[1:] >= index[:-1]).all())
 
 
-def _integers(name: str, what: str, values: Any) -> Tensor:
-    numbers = check_values(name, what, as_tensor(name, what, values))
+def _integers(name: str, what: str, values: Any, recorded: bool = False) -> Tensor:
+    numbers = as_tensor(name, what, values)
+    if not recorded:
+        check_values(name, what, numbers)
+    if is_batchedtensor(numbers):
+        raise ValueError(f"{name}: {what} must be the same for all that vmap goes over; give scores an axis for what differs")
     if type(numbers) is not Tensor:  # its memory may be elsewhere, as that of torch_geometric's Index is
         numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device=numbers.device).copy_(numbers)
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_scores, like_input
-from softmaxima.core.autograd import apply
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.tracing import outside_compilers
+from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.segments.arguments import prepared, value_of_segments
 from softmaxima.segments.grouping import Segments
-from softmaxima.segments.nested import is_jagged, nested_like, segments_of_nested
-from softmaxima.segments.ragged import Operation, of_segments
+from softmaxima.segments.nested import is_jagged, nested_like, segments_of_nested, values_beside
+from softmaxima.segments.operations import operation_of
+from softmaxima.segments.recorded import compiled, evaluate
 
 
 def segment_softmax(
@@ -34,7 +34,8 @@ def segment_softmax(
     >>> sm.segment_softmax(torch.tensor([1.0, 0.0, 1.0, 5.0]), torch.tensor([0, 1, 0, 1]))
     tensor([0.5000, 0.0067, 0.5000, 0.9933])
     """
-    return outside_compilers(_segment_map, "a map of segments")(
+    counted = num_segments is not None or ptr is not None or isinstance(temperature, (int, float))
+    return compiled(_segment_map, "a map of segments", x, index, counted)(
         "segment_softmax", "softmax", x, index, num_segments, ptr, dim, temperature, where, {}
     )
 
@@ -63,7 +64,7 @@ def segment_map(
         dim: the axis of the segments.
         temperature: τ > 0, a number, or a tensor that broadcasts to x's shape with the number of segments along `dim`; a tensor may
             require grad. So may parameters that learn.
-        where: boolean, broadcasts to x; False leaves a score out.
+        where: boolean, broadcasts to x, nested where x is; False leaves a score out.
         params: the map's parameters.
 
     Returns:
@@ -77,14 +78,19 @@ def segment_map(
     and each array, and a write. On a CPU those of an index out of order are moved to where its segments are, and back; on a GPU
     there is a launch for each power of two among the lengths. Derivatives by parameters and of second order, and segments
     beyond what a GPU's chip holds (4096 to 8192 scores), copy scores to rows of a few lengths first, padded by an eighth at
-    most. Under torch.compile the graph breaks here. On a CPU a dtype of less than 64 bits has sums in double, in the order of
-    the index, whatever the number of threads.
+    most. torch.compile and torch.export keep one operation, `softmaxima::segments`, of an index or a ptr, whose derivative is of
+    first order where that is compiled; for Segments, for nested tensors, and where the number of segments is needed and not
+    given, a compiled graph breaks. On a CPU a dtype of less than 64 bits has sums in double, in the order of the index, whatever
+    the number of threads.
 
     >>> import torch, softmaxima as sm
     >>> sm.segment_map("sparsemax", torch.tensor([1.0, 0.0, 0.6, 5.0]), ptr=torch.tensor([0, 3, 3, 4]))
     tensor([0.7000, 0.0000, 0.3000, 1.0000])
     """
-    return outside_compilers(_segment_map, "a map of segments")(
+    counted = num_segments is not None or ptr is not None
+    numbers = (int, float, str) if not counted else (int, float, str, np.ndarray, Tensor, nn.Module)
+    held = all(isinstance(v, numbers) for v in (temperature, *params.values()))  # by an operation
+    return compiled(_segment_map, "a map of segments", x, index, held)(
         "segment_map", map, x, index, num_segments, ptr, dim, temperature, where, params
     )
 
@@ -94,8 +100,9 @@ def _segment_map(
 ) -> Any:
     found = find_map(map, name)
     values = found.complete(params)
-    if is_jagged(x):
+    if is_jagged(name, x):
         own, segments = segments_of_nested(name, x, {"index": index, "num_segments": num_segments, "ptr": ptr}, dim)
+        where = values_beside(name, "where", where, x)
         return nested_like(x, _segment_map(name, map, own, segments, None, None, 0, temperature, where, params))
     scores = as_scores(name, x)
     segments, axis, tau, mask = prepared(name, scores, index, num_segments, ptr, dim, temperature, where)
@@ -106,17 +113,6 @@ def _segment_map(
             checked.append(parameter.check(name, value))
         else:
             checked.append(
-                value_of_segments(name, parameter.name, value, scores, axis, len(segments), parameter.valid, parameter.domain)
+                value_of_segments(name, parameter.name, value, scores, axis, segments, parameter.valid, parameter.domain)
             )
-    return like_input(of_segments(_operation(found), segments, axis, scores, tau, mask, checked), x)
-
-
-def _operation(map: Map) -> Operation:
-    def rows(x: Tensor, tau: Any, mask: Tensor | None, params: Any) -> Tensor:
-        return apply(map, x, tau, mask, *params)
-
-    def kernels(library: Any, params: Any) -> Any:
-        theta = None if map.kernel is None else map.kernel.theta(*params)
-        return None if map.kernel is None or theta is None else library.of_map(map.kernel, theta)
-
-    return Operation(rows, kernels, sums=False, uses_scores=map.uses_scores, shift_invariant=map.properties.shift_invariant)
+    return like_input(evaluate(operation_of(found), segments, axis, scores, tau, mask, checked), x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,13 +14,17 @@ from softmaxima.core.routing import takes_kernel
 from softmaxima.core.tracing import transforming
 from softmaxima.kernels import devices
 from softmaxima.kernels.native_segments import Numbers
-from softmaxima.segments.grouping import Segments
+from softmaxima.segments.grouping import Segments, Unfound
+
+if TYPE_CHECKING:
+    from softmaxima.core.contract import Map
 
 
 @dataclass(frozen=True)
 class Operation:
     """A map, or a sum, of rows [..., n], the axis last.
 
+    key: by which a graph that is recorded finds it.
     rows(x, tau, mask, params): its value [..., n], or [...] of sums, with every derivative; a parameter that is a tensor is
         [..., 1], or [..., n] where it is one of weights.
     kernels(library, params): those of a module of `devices.segments`, None where it has none for them.
@@ -28,12 +32,14 @@ class Operation:
     shift_invariant: whether it is the same of x + c.
     """
 
+    key: str
     rows: Callable[[Tensor, Any, Tensor | None, Sequence[Any]], Tensor]
     kernels: Callable[[Any, Sequence[Any]], Any]
     sums: bool
     uses_scores: bool
     shift_invariant: bool = False
     weighted: bool = False  # whether the first parameter has a number for each element
+    map: Map | None = None
 
 
 def of_segments(
@@ -99,10 +105,10 @@ def _slope_of_temperature(
     return -(moved / tau).sum_to_size(tau.shape).to(tau.dtype)
 
 
-def largest_of(x: Tensor, segments: Segments, axis: int) -> Tensor:
+def largest_of(x: Tensor, segments: Segments | Unfound, axis: int) -> Tensor:
     """The largest of each segment, by which scores may be shifted: 0 where that is not finite, or nothing is."""
     shape = list(x.shape)
-    shape[axis] = len(segments)
+    shape[axis] = segments.count
     each = segments.index.view(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
     tops = x.new_full(shape, -math.inf).scatter_reduce(axis, each, x.detach(), "amax")
     return tops.masked_fill(~tops.isfinite(), 0.0)

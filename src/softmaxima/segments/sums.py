@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from softmaxima.core.arguments import Array, as_floating, check_scores, like_input
-from softmaxima.core.tracing import outside_compilers
-from softmaxima.lse.log_mean_exp import row_log_mean_exp
-from softmaxima.lse.logsumexp import check_real, check_weights, row_logsumexp, row_signed_logsumexp
+from softmaxima.lse.logsumexp import check_real, check_weights
 from softmaxima.segments.arguments import prepared
 from softmaxima.segments.grouping import Segments
-from softmaxima.segments.nested import is_jagged, segments_of_nested
-from softmaxima.segments.ragged import Operation, of_segments
+from softmaxima.segments.nested import is_jagged, segments_of_nested, values_beside
+from softmaxima.segments.operations import LOG_MEAN_EXP, LOGSUMEXP, WEIGHTED
+from softmaxima.segments.ragged import Operation
+from softmaxima.segments.recorded import compiled, evaluate
 
 
 def segment_logsumexp(
@@ -34,14 +30,15 @@ def segment_logsumexp(
     Args:
         x: scores, E of them along `dim`. Integers become torch's default dtype, or float64 for NumPy.
         index, num_segments, ptr, dim, temperature, where: as for `segment_map`.
-        weights: b, which broadcasts to x; 1 by default. Those of attention make the sum the one that attends. The logarithm of a
-            negative sum is NaN.
+        weights: b, which broadcasts to x, nested where x is; 1 by default. Those of attention make the sum the one that attends.
+            The logarithm of a negative sum is NaN.
 
     Returns:
         x's array kind and dtype, with the segments along `dim`; −∞ for a segment with nothing in it.
 
     Raises:
-        TypeError, ValueError or IndexError, before any work, for anything else.
+        TypeError, ValueError or IndexError, before any work, for anything else, such as no `num_segments` in a graph that is
+        exported.
 
     Sums are taken in float64: a result is within about 1e-16 times the largest |x/τ| before it is rounded, and has all digits
     of what is beside a largest score of 0, as log1p has. τ·segment_logsumexp(x, …, temperature=τ) goes from the sum of the
@@ -52,7 +49,7 @@ def segment_logsumexp(
     >>> sm.segment_logsumexp(torch.zeros(3), torch.tensor([0, 2, 2]))
     tensor([0.0000,   -inf, 0.6931])
     """
-    return outside_compilers(_segment_sum, "a sum of segments")(
+    return compiled(_segment_sum, "a sum of segments", x, index, num_segments is not None or ptr is not None)(
         "segment_logsumexp", LOGSUMEXP, x, index, num_segments, ptr, dim, weights, temperature, where
     )
 
@@ -76,7 +73,7 @@ def segment_log_mean_exp(
     >>> sm.segment_log_mean_exp(torch.ones(3), torch.tensor([0, 2, 2]))
     tensor([1., -inf, 1.])
     """
-    return outside_compilers(_segment_sum, "a sum of segments")(
+    return compiled(_segment_sum, "a sum of segments", x, index, num_segments is not None or ptr is not None)(
         "segment_log_mean_exp", LOG_MEAN_EXP, x, index, num_segments, ptr, dim, None, temperature, where
     )
 
@@ -93,33 +90,16 @@ def _segment_sum(
     temperature: Any,
     where: Any,
 ) -> Any:
-    if is_jagged(x):
+    if is_jagged(name, x):
         own, segments = segments_of_nested(name, x, {"index": index, "num_segments": num_segments, "ptr": ptr}, dim)
+        weights, where = values_beside(name, "weights", weights, x), values_beside(name, "where", where, x)
         return _segment_sum(name, operation, own, segments, None, None, 0, weights, temperature, where)
     scores = as_floating(name, x)
     check_real(name, scores)
     scores = check_scores(name, scores)
     segments, axis, tau, mask = prepared(name, scores, index, num_segments, ptr, dim, temperature, where)
     if weights is None:
-        return like_input(of_segments(operation, segments, axis, scores, tau, mask, ()), x)
+        return like_input(evaluate(operation, segments, axis, scores, tau, mask, ()), x)
     factors = check_weights(name, weights, scores)
     check_real(name, factors)
-    return like_input(of_segments(WEIGHTED, segments, axis, scores, tau, mask, (factors.expand(scores.shape),)), x)
-
-
-def _weighted(x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]) -> Tensor:
-    value, sign = row_signed_logsumexp(x, tau, mask, params[0], "native")
-    return value.masked_fill(sign < 0, math.nan)
-
-
-def _sum(name: str, rows: Callable[[Tensor, Any, Tensor | None], Tensor]) -> Operation:
-    return Operation(
-        lambda x, tau, mask, params: rows(x, tau, mask),
-        lambda library, params: library.of_sum(name),
-        sums=True,
-        uses_scores=True,
-    )
-
-
-LOGSUMEXP, LOG_MEAN_EXP = _sum("logsumexp", row_logsumexp), _sum("log_mean_exp", row_log_mean_exp)
-WEIGHTED = Operation(_weighted, lambda library, params: None, sums=True, uses_scores=True, weighted=True)
+    return like_input(evaluate(WEIGHTED, segments, axis, scores, tau, mask, (factors.expand(scores.shape),)), x)
