@@ -72,7 +72,7 @@ class MixtureOfMaps(nn.Module):
         dim: int = -1,
         *,
         gate: str = "softmax",
-        gate_temperature: float | Tensor = 1.0,
+        gate_temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__()
         name = type(self).__name__

@@ -62,7 +62,7 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         dtype: Any = None,
         *,
         map: AnyMap = "softmax",
-        temperature: float | Tensor = 1.0,
+        temperature: float | Tensor | nn.Module = 1.0,
         sink: float | Tensor | None = None,
         window: int | tuple[int | None, int | None] | None = None,
         **params: Any,

@@ -217,11 +217,9 @@ def counted(found: Sequence[Gain]) -> str:
     """How many of the differences leave out 0, and to which side; masked ones have no side."""
     sure = [gain for gain in found if not gain.masked]
     sides = {"more": [g for g in sure if g.difference.better], "less": [g for g in sure if g.difference.worse]}
-    said = [f"{side}: {', '.join(f'{g.training}, {g.what}' for g in each)}" for side, each in sides.items() if each]
+    said = "; ".join(f"{side}: {' and '.join(f'{g.training}, {g.what}' for g in each)}" for side, each in sides.items() if each)
     number = sum(map(len, sides.values()))
-    return f"{number or 'none'} of {len(found)} differences {'leaves' if number < 2 else 'leave'} out 0" + "".join(
-        f"; {each}" for each in said
-    )
+    return f"{number or 'none'} of {len(found)} differences {'leaves' if number < 2 else 'leave'} out 0" + f" ({said})" * bool(said)
 
 
 def verdicts(study: Study) -> dict[str, str]:
@@ -233,9 +231,9 @@ def verdicts(study: Study) -> dict[str, str]:
     return {
         "worst-attack": f"{'does not hold' if study.gained < 1 else 'holds'}: ε·sign(p − mean p) gains {100 * study.gained:.0f} % "
         "of what the worst, ε·1, gains on the scores of digits, and nothing where scores are equal",
-        "temperature-defence": f"{_at_test_verdict(study)} In training, points on τ = 1 under all attacks, "
-        f"{counted(temperatures)}: {_listed(temperatures)}",
-        "robust-30": f"{_thirty(study, maps)}: points on softmax, under all attacks, {counted(maps)}: {_listed(maps)}",
+        "temperature-defence": f"{_at_test_verdict(study)} In training, {counted(temperatures)}. In points on τ = 1, under all "
+        f"attacks: {_listed(temperatures)}",
+        "robust-30": f"{_thirty(study, maps)}; {counted(maps)}. In points on softmax, under all attacks: {_listed(maps)}",
         "masking": _masking(study),
         "detector-1ms": f"time {'holds' if slowest < 1 else 'does not hold'}: {slowest:.3f} ms at most for 128 rows, with another "
         f"temperature for those suspected; detection: area under the ROC curve at best {area[KNOWING[0]]:.2f} against an attacker "
@@ -269,7 +267,7 @@ def _at_test_verdict(study: Study) -> str:
     if not hidden[worst].better:
         return f"{said}; the same attack through probabilities leaves no more at any of them that is told from 0."
     return (
-        f"{said}; the same attack through probabilities leaves {_shown(hidden[worst])} points more at τ = {worst.temperature:g} "
+        f"{said}; the same attack through probabilities leaves {_shown(hidden[worst])} points at τ = {worst.temperature:g} "
         f"({worst.training}), where {100 * fmean(worst.blind):.0f} % of pictures have a gradient of exactly 0: masking."
     )
 

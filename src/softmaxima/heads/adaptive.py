@@ -103,7 +103,7 @@ class AdaptiveSoftmax(FactoredHead):
         div_value: float = 4.0,
         head_bias: bool = False,
         frequencies: Any = None,
-        temperature: float | Tensor = 1.0,
+        temperature: float | Tensor | nn.Module = 1.0,
         class_weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",

@@ -56,7 +56,7 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         classes: int,
         *,
         class_weight: Tensor | None,
-        temperature: float | Tensor,
+        temperature: float | Tensor | nn.Module,
         ignore_index: int,
         reduction: str,
         device: torch.device,

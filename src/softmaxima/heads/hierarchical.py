@@ -80,7 +80,7 @@ class HierarchicalSoftmax(FactoredHead):
         tree: str = "balanced",
         frequencies: Any = None,
         bias: bool = True,
-        temperature: float | Tensor = 1.0,
+        temperature: float | Tensor | nn.Module = 1.0,
         class_weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",

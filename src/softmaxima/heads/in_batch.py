@@ -238,7 +238,7 @@ class InBatchSoftmax(WithOptions, nn.Module):
         correction: str | None = None,
         remove_hits: bool = True,
         symmetric: bool = False,
-        temperature: float | Tensor = 1.0,
+        temperature: float | Tensor | nn.Module = 1.0,
         reduction: str = "mean",
     ) -> None:
         super().__init__()

@@ -345,7 +345,7 @@ class LinearLoss(WithOptions, nn.Module):
         loss: str | tuple[str, Any] = "cross_entropy",
         bias: bool = False,
         tie_weight: Tensor | None = None,
-        temperature: float | Tensor = 1.0,
+        temperature: float | Tensor | nn.Module = 1.0,
         class_weight: Tensor | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,

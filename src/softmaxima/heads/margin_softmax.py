@@ -164,7 +164,7 @@ class MarginSoftmax(WithOptions, nn.Module):
         *,
         kind: str = "arcface",
         margin: float | tuple[float, float, float] = 0.5,
-        scale: float | Tensor = 64.0,
+        scale: float | Tensor | nn.Module = 64.0,
         centres: int = 1,
         class_weight: Tensor | None = None,
         device: Any = None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import check_value
 from softmaxima.core.numbers import check_count
@@ -118,7 +118,7 @@ class NoiseContrastive(SamplingHead):
         bias: bool = True,
         log_z: float | Tensor | None = None,
         shared: bool = True,
-        temperature: float | Tensor = 1.0,
+        temperature: float | Tensor | nn.Module = 1.0,
         ignore_index: int = -100,
         reduction: str = "mean",
         sparse: bool = False,

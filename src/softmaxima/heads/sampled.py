@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.numbers import check_choice, check_flag
 from softmaxima.core.randomness import Randomness
@@ -167,7 +167,7 @@ class SampledSoftmax(SamplingHead):
         correction: str = "positive",
         shared: bool = True,
         remove_hits: bool | None = None,
-        temperature: float | Tensor = 1.0,
+        temperature: float | Tensor | nn.Module = 1.0,
         ignore_index: int = -100,
         reduction: str = "mean",
         sparse: bool = False,

@@ -50,7 +50,7 @@ class SamplingHead(WithOptions, nn.Module):
         dtype: Any,
         shared: bool,
         sparse: bool,
-        temperature: float | Tensor,
+        temperature: float | Tensor | nn.Module,
         ignore_index: int,
         reduction: str,
         **options: Any,

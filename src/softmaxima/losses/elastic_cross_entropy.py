@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_tensor
 from softmaxima.core.evaluation import check_params, plain_numbers
@@ -72,7 +72,7 @@ class ElasticCrossEntropyLoss(LossModule):
 
     function = elastic_cross_entropy
 
-    def __init__(self, beta: float | Tensor = 0.0, weight: Tensor | None = None, **options: Any) -> None:
+    def __init__(self, beta: float | Tensor | nn.Module = 0.0, weight: Tensor | None = None, **options: Any) -> None:
         (parameter,) = ELASTIC_SOFTMAX.params
         super().__init__(weight, beta=parameter.held(type(self).__name__, beta), **options)
 

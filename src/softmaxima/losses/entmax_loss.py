@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, register
@@ -54,7 +54,7 @@ class EntmaxLoss(LossModule):
 
     function = entmax_loss
 
-    def __init__(self, alpha: float | Tensor = 1.5, weight: Tensor | None = None, **options: Any) -> None:
+    def __init__(self, alpha: float | Tensor | nn.Module = 1.5, weight: Tensor | None = None, **options: Any) -> None:
         (parameter,) = ENTMAX.params
         super().__init__(weight, alpha=parameter.held(type(self).__name__, alpha), **options)
 

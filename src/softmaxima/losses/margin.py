@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_scores, check_device, check_per_row, like_input, moved_last, scale_domain
 from softmaxima.core.dtensors import is_dtensor
@@ -268,7 +268,7 @@ class AMSoftmaxLoss(_MarginModule):
     function = am_softmax_loss
 
     def __init__(
-        self, margin: float = 0.35, temperature: float | Tensor = 1 / 30, weight: Tensor | None = None, **options: Any
+        self, margin: float = 0.35, temperature: float | Tensor | nn.Module = 1 / 30, weight: Tensor | None = None, **options: Any
     ) -> None:
         name = type(self).__name__
         super().__init__(weight, margin=check_number(name, "margin", margin, *COSINES), temperature=temperature, **options)
@@ -284,7 +284,9 @@ class CosFace(_MarginModule):
 
     function = cosface
 
-    def __init__(self, margin: float = 0.35, scale: float | Tensor = 64.0, weight: Tensor | None = None, **options: Any) -> None:
+    def __init__(
+        self, margin: float = 0.35, scale: float | Tensor | nn.Module = 64.0, weight: Tensor | None = None, **options: Any
+    ) -> None:
         name = type(self).__name__
         super().__init__(
             weight, margin=check_number(name, "margin", margin, *COSINES), scale=held_value(name, "scale", scale, *SCALE), **options
@@ -301,7 +303,9 @@ class ArcFace(_MarginModule):
 
     function = arcface
 
-    def __init__(self, margin: float = 0.5, scale: float | Tensor = 64.0, weight: Tensor | None = None, **options: Any) -> None:
+    def __init__(
+        self, margin: float = 0.5, scale: float | Tensor | nn.Module = 64.0, weight: Tensor | None = None, **options: Any
+    ) -> None:
         name = type(self).__name__
         super().__init__(
             weight, margin=check_number(name, "margin", margin, *ANGLES), scale=held_value(name, "scale", scale, *SCALE), **options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, register
@@ -63,7 +63,7 @@ class PerturbMaxLoss(LossModule):
     function = perturb_max_loss
 
     def __init__(
-        self, noise: NoiseLike = "normal", scale: float | Tensor = 1.0, weight: Tensor | None = None, **options: Any
+        self, noise: NoiseLike = "normal", scale: float | Tensor | nn.Module = 1.0, weight: Tensor | None = None, **options: Any
     ) -> None:
         name = type(self).__name__
         held = {p.name: p.held(name, v) for p, v in zip(PERTURB_MAX.params, (noise, scale), strict=True)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import OptionsModule, held_value
@@ -23,7 +23,7 @@ class MapModule(OptionsModule):
     MapModule(map=entmax, dim=0, temperature=1.0, alpha=Parameter())
     """
 
-    def __init__(self, map: AnyMap, dim: int = -1, *, temperature: float | Tensor = 1.0, **params: Any) -> None:
+    def __init__(self, map: AnyMap, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0, **params: Any) -> None:
         name = type(self).__name__
         found = find_map(map, name)
         values = found.complete(params)

@@ -17,7 +17,7 @@ import itertools
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import thresholded
@@ -162,5 +162,7 @@ class BudgetSparsemax(MapModule):
     tensor([1.0000, 0.7500, 0.2500])
     """
 
-    def __init__(self, budget: float | Tensor = 2.0, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(
+        self, budget: float | Tensor | nn.Module = 2.0, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+    ) -> None:
         super().__init__(BUDGET_SPARSEMAX, dim, temperature=temperature, budget=budget)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import exponential
@@ -136,5 +136,7 @@ class ElasticSoftmax(MapModule):
     (torch.Size([2, 8, 5, 7]), ['beta', 'temperature.rho'])
     """
 
-    def __init__(self, beta: float | Tensor = 0.0, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(
+        self, beta: float | Tensor | nn.Module = 0.0, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+    ) -> None:
         super().__init__(ELASTIC_SOFTMAX, dim, temperature=temperature, beta=beta)

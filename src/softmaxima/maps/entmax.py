@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import thresholded
@@ -154,5 +154,7 @@ class Entmax(MapModule):
     Entmax(dim=1, temperature=1.0, alpha=1.25)
     """
 
-    def __init__(self, alpha: float | Tensor = 1.5, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(
+        self, alpha: float | Tensor | nn.Module = 1.5, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+    ) -> None:
         super().__init__(ENTMAX, dim, temperature=temperature, alpha=alpha)

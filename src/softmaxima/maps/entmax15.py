@@ -2,7 +2,7 @@ r"""entmax15: p = relu(x/2 − λ)², with λ such that Σp = 1: between softmax
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import thresholded
@@ -72,5 +72,5 @@ class Entmax15(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(self, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(ENTMAX15, dim, temperature=temperature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import exponential
@@ -106,5 +106,7 @@ class EpsSoftmax(MapModule):
     tensor([0.2500, 0.2500])
     """
 
-    def __init__(self, eps: float | Tensor = 1e-6, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(
+        self, eps: float | Tensor | nn.Module = 1e-6, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+    ) -> None:
         super().__init__(EPS_SOFTMAX, dim, temperature=temperature, eps=eps)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Part, exponential
@@ -77,5 +77,5 @@ class LogSoftmax(MapModule):
     tensor([-0.6931, -0.6931])
     """
 
-    def __init__(self, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(self, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(LOG_SOFTMAX, dim, temperature=temperature)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import thresholded
@@ -185,5 +185,7 @@ class Normmax(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, alpha: float | Tensor = 2.0, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(
+        self, alpha: float | Tensor | nn.Module = 2.0, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+    ) -> None:
         super().__init__(NORMMAX, dim, temperature=temperature, alpha=alpha)

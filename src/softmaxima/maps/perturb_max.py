@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from softmaxima.core.arguments import Array
@@ -584,6 +584,11 @@ class PerturbMax(MapModule):
     """
 
     def __init__(
-        self, noise: NoiseLike = "normal", scale: float | Tensor = 1.0, dim: int = -1, *, temperature: float | Tensor = 1.0
+        self,
+        noise: NoiseLike = "normal",
+        scale: float | Tensor | nn.Module = 1.0,
+        dim: int = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__(PERTURB_MAX, dim, temperature=temperature, noise=noise, scale=scale)

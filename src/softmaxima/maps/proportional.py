@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Part, additive
@@ -185,5 +185,7 @@ class Proportional(MapModule):
     Proportional(dim=-1, temperature=1.0, f=softplus)
     """
 
-    def __init__(self, f: Callable[[Tensor], Tensor] = torch.sigmoid, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(
+        self, f: Callable[[Tensor], Tensor] = torch.sigmoid, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+    ) -> None:
         super().__init__(PROPORTIONAL, dim, temperature=temperature, f=f)

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Blocks, Part, State, growth
@@ -125,5 +125,7 @@ class RectifiedSoftmax(MapModule):
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, empty: Literal["zeros", "uniform"] = "zeros", dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(
+        self, empty: Literal["zeros", "uniform"] = "zeros", dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+    ) -> None:
         super().__init__(RECTIFIED_SOFTMAX, dim, temperature=temperature, empty=empty)

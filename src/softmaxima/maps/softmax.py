@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.blocks import exponential
@@ -81,7 +81,7 @@ class Softmax(MapModule):
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(self, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(SOFTMAX, dim, temperature=temperature)
 
 

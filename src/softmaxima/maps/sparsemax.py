@@ -3,7 +3,7 @@ r"""sparsemax: p = argmin_{q∈Δ} ‖q − x‖² = relu(x − λ), with λ suc
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import thresholded
@@ -76,5 +76,5 @@ class Sparsemax(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(self, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(SPARSEMAX, dim, temperature=temperature)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Blocks, Part, State, of_the_mass
@@ -128,5 +128,5 @@ class TaylorSoftmax(MapModule):
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, order: int = 2, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(self, order: int = 2, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(TAYLOR_SOFTMAX, dim, temperature=temperature, order=order)

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Blocks, Part, State, places
@@ -145,5 +145,5 @@ class TopKSoftmax(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, k: int = 10, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(self, k: int = 10, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(TOPK_SOFTMAX, dim, temperature=temperature, k=k)

@@ -10,7 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from softmaxima.core.arguments import Array
@@ -331,5 +331,5 @@ class TopPSoftmax(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, p: float = 0.9, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+    def __init__(self, p: float = 0.9, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(TOPP_SOFTMAX, dim, temperature=temperature, p=p)

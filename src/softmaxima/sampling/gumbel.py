@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_scores, like_input
 from softmaxima.core.contract import AnyMap, Map, find_map
@@ -207,7 +207,7 @@ class GumbelSoftmax(OptionsModule):
 
     def __init__(
         self,
-        temperature: float | Tensor = 1.0,
+        temperature: float | Tensor | nn.Module = 1.0,
         hard: bool = False,
         dim: int = -1,
         *,
