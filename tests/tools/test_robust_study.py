@@ -100,11 +100,11 @@ def test_a_verdict_follows_the_gain():
     """A loss that gains 40 points with all seeds alike holds; one that gains none does not."""
     rows = tuple(6 if row < 540 * 0.8 else 0 for row in range(540))
     said = robustness_study.verdicts(planted(of_sparsemax({"gradients": 0.8, "black box": 0.85, "all": 0.8}, rows)))
-    assert said["robust-30"].startswith("holds for sparsemax (plain):")
-    assert "1 of 8 differences leaves out 0; more: plain, sparsemax:" in said["robust-30"]
+    assert said["robust-30"].startswith("holds for sparsemax (plain);")
+    assert "1 of 8 differences leaves out 0 (more: plain, sparsemax)." in said["robust-30"]
     assert said["detector-1ms"].startswith("time does not hold")
     none = robustness_study.verdicts(planted())
-    assert none["robust-30"].startswith("does not hold: points on softmax, under all attacks, none of 8 differences leaves out 0:")
+    assert none["robust-30"].startswith("does not hold; none of 8 differences leaves out 0. In points on softmax, under all attacks:")
     assert none["temperature-defence"].startswith("at test time it does not hold")
     assert "leaves no more at any of them" in none["temperature-defence"]
 
