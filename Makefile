@@ -37,6 +37,7 @@ help:
 	@echo "make logsumexp measure precision, bounds, estimators and their times again for docs/logsumexp.md"
 	@echo "make temperature draw temperatures, and measure estimators of gradients again, for docs/temperature.md and docs/sampling.md"
 	@echo "make format    let ruff and clang-format format and fix"
+	@echo "What writes to docs/ or the README draws its pictures with Chromium, the system's package chromium."
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

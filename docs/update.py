@@ -64,6 +64,7 @@ from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.ranks import read as read_ranks
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
+from softmaxima.core.writing import write_bytes, write_text
 from softmaxima.experiments import (
     calibration_peers,
     confirmation,
@@ -156,7 +157,7 @@ def compare_blocks() -> Blocks:
     plot.update_layout(template="simple_white", grid={"rows": rows, "columns": COLUMNS_OF_PICTURE}, width=1000, height=160 * rows)
     draw(plot, DOCS / "maps.png")
     numbers = {name: value for name, value in as_json(comparison).items() if name != "folds"}
-    (DOCS / "compare.json").write_text(json.dumps(made_on() | numbers, indent=1) + "\n")
+    write_text(DOCS / "compare.json", json.dumps(made_on() | numbers, indent=1) + "\n")
     taken = comparison.recommendation
     shown = markdown_table("pair", columns(comparison), comparison.results, comparison.taken)
     words = f"**{taken.headline}.** {taken.reason}"
@@ -287,7 +288,7 @@ def gallery_blocks() -> Blocks:
             progress.advance(task)
     versions = {name: metadata.version(name) for name in ("softmaxima", "torch", "numpy", "scipy", "scikit-learn")}
     path = DOCS / "gallery.json"
-    path.write_text(json.dumps(made_on() | {"threads": 1, "versions": versions, "results": found}) + "\n")
+    write_text(path, json.dumps(made_on() | {"threads": 1, "versions": versions, "results": found}) + "\n")
     return show_gallery(json.loads(path.read_text())["results"])
 
 
@@ -372,7 +373,7 @@ def _keep(name: str, library: str, **results: Sequence[Any]) -> None:
     """Write the numbers of a page, with the versions of what made them."""
     versions = {package: metadata.version(package) for package in ("softmaxima", library, "numpy", "torch")}
     facts = {what: [dataclasses.asdict(each) for each in found] for what, found in results.items()}
-    (DOCS / f"{name}.json").write_text(json.dumps(made_on() | {"versions": versions} | facts, indent=1, ensure_ascii=False) + "\n")
+    write_text(DOCS / f"{name}.json", json.dumps(made_on() | {"versions": versions} | facts, indent=1, ensure_ascii=False) + "\n")
 
 
 def policies_blocks() -> Blocks:
@@ -432,7 +433,7 @@ def study_blocks(study: Study) -> Blocks:
     numbers = made_on() | {"threads": 1} | attention_json(study, rows=False)
     for task in numbers["tasks"]:
         del task["picture"]  # which is drawn
-    (DOCS / "attention.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+    write_text(DOCS / "attention.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
     pictures = []
     for finding in study.findings:
         name = finding.task.name
@@ -465,7 +466,7 @@ def compare_heads_blocks() -> Blocks:
 def heads_study_blocks(study: HeadsStudy) -> Blocks:
     """The numbers and tables of a comparison of heads."""
     numbers = made_on() | {"threads": 1} | heads_json(study, rows=False)
-    (DOCS / "compare-heads.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+    write_text(DOCS / "compare-heads.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
     note = f"{caption('make compare-heads', threads=1)} All numbers: [compare-heads.json](compare-heads.json)."
     return {"compare-heads": f"{heads_markdown(study)}\n\n{heads_explanations(study)}\n\n{note}"}
 
@@ -482,7 +483,7 @@ def compare_estimators_blocks() -> Blocks:
 def estimators_study_blocks(study: EstimatorsStudy) -> Blocks:
     """The numbers, picture and tables of a comparison of estimators."""
     numbers = made_on() | {"threads": 1} | estimators_json(study, rows=False)
-    (DOCS / "compare-estimators.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+    write_text(DOCS / "compare-estimators.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
     draw(compare_estimators_picture(study.findings[0]), DOCS / "compare-estimators.png")
     picture = "![ELBO against the steps, and the SNR of a step's gradient, by estimator](compare-estimators.png)"
     note = f"{caption('make compare-estimators', threads=1)} All numbers: [compare-estimators.json](compare-estimators.json)."
@@ -558,7 +559,7 @@ def dask_blocks() -> Blocks:
         found = list(chunked.measure(Path(folder), advanced=lambda: progress.advance(task)))
     versions = {name: metadata.version(name) for name in ("softmaxima", "dask", "numpy", "torch", "zarr")}
     facts = made_on() | {"versions": versions, "turns": chunked.TURNS, "results": [dataclasses.asdict(each) for each in found]}
-    (ROOT / "benchmarks" / "dask.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_text(ROOT / "benchmarks" / "dask.json", json.dumps(facts, indent=1) + "\n")
     note = f"Medians of {chunked.TURNS} turns, dask {versions['dask']}, its scheduler of threads, all of the cores."
     return {"bench-dask": f"{chunked_report.markdown(found)}\n\n{caption('make bench-dask', note)}"}
 
@@ -618,7 +619,7 @@ def caption(command: str, note: str = "", threads: int | None = None) -> str:
 
 
 def draw(plot: go.Figure, path: Path) -> None:
-    """The figure, in its own size, as a PNG of twice as many pixels."""
+    """The figure, in its own size, as a PNG of twice as many pixels, complete or not at all."""
     chromium = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
     if chromium is None:
         raise SystemExit("the pictures are drawn with Chromium; install the package chromium")
@@ -628,9 +629,10 @@ def draw(plot: go.Figure, path: Path) -> None:
         command = [
             chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=2",
             f"--user-data-dir={folder}/profile", f"--window-size={plot.layout.width + 16},{plot.layout.height + 16}",
-            "--virtual-time-budget=20000", f"--screenshot={path}", page.as_uri(),
+            "--virtual-time-budget=20000", f"--screenshot={folder}/figure.png", page.as_uri(),
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True)
+        write_bytes(path, (Path(folder) / "figure.png").read_bytes())
 
 
 def write(name: str, text: str) -> None:
@@ -640,7 +642,7 @@ def write(name: str, text: str) -> None:
         block = re.compile(rf"(<!-- {name}: written by .*? -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         after, found = block.subn(lambda markers: f"{markers[1]}{text}\n{markers[2]}", before)
         if found:
-            page.write_text(after)
+            write_text(page, after)
             return
     raise SystemExit(f"no page has the markers of {name}")
 

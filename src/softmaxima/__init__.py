@@ -94,8 +94,11 @@ else:
         """,
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
-    # Rooms by their own names: other forms of what is here, and of other libraries.
-    _APART = ("distributed", "dask", "robust", "policy", "graph", "privacy", "secure", "federated")
+    # Rooms by their own names: other forms of what is here, and of other libraries, with the package that they need.
+    _APART = {
+        "distributed": "torch", "dask": "dask", "robust": "torch", "policy": "torch", "graph": "torch_geometric",
+        "privacy": "opendp", "secure": "mpyc", "federated": "torch",
+    }  # fmt: skip
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 
@@ -114,5 +117,7 @@ else:
         globals()[name] = found = getattr(room, name)
         return found
 
+    # Without what is not installed, for whoever lists names takes each of them.
     def __dir__() -> list[str]:
-        return [*globals(), *_ROOMS, *_APART, *__getattr__("__all__")]
+        apart = {name for name, package in _APART.items() if importlib.util.find_spec(package)}
+        return sorted({*globals(), *_ROOMS, *apart, *__getattr__("__all__")})

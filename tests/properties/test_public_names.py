@@ -6,6 +6,7 @@ import copy
 import importlib
 import importlib.metadata
 import importlib.resources
+import importlib.util
 import inspect
 import pickle
 import re
@@ -50,6 +51,18 @@ def test_every_public_name_has_a_docstring_and_an_example(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_dir_lists_every_public_name(name: str):
     assert name in dir(sm)
+
+
+@pytest.mark.parametrize("absent", [set(), {"opendp", "mpyc", "torch_geometric", "dask", "sklearn"}])
+def test_what_dir_lists_can_be_had(monkeypatch: pytest.MonkeyPatch, absent: set[str]):
+    """help() and inspect take each name that is listed."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in absent else found(name, *more))
+    listed = dir(sm)
+    rooms = {name for name, package in vars(sm)["_APART"].items() if package in absent}
+    assert len(set(listed)) == len(listed)
+    assert not {*rooms, *(["Classifier"] if "sklearn" in absent else [])} & {*listed} - {*vars(sm)}
+    assert all(hasattr(sm, name) for name in listed if name not in {*vars(sm)})
 
 
 def test_unknown_names_raise_as_in_any_module():

@@ -104,7 +104,9 @@ def test_a_verdict_follows_the_gain():
     assert "1 of 8 differences leaves out 0 (more: plain, sparsemax)." in said["robust-30"]
     assert said["detector-1ms"].startswith("time does not hold")
     none = robustness_study.verdicts(planted())
-    assert none["robust-30"].startswith("does not hold; none of 8 differences leaves out 0. In points on softmax, under all attacks:")
+    assert none["robust-30"].startswith(
+        "does not hold; none of 8 differences leaves out 0. In points on softmax, under all attacks:"
+    )
     assert none["temperature-defence"].startswith("at test time it does not hold")
     assert "leaves no more at any of them" in none["temperature-defence"]
 

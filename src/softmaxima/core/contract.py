@@ -254,5 +254,5 @@ def find_map(map: AnyMap, name: str = "find_map") -> Map:
             )
         known = ", ".join(REGISTRY)
         what = repr(map) if isinstance(map, str) else f"function {getattr(map, '__module__', '')}.{called}"
-        raise ValueError(f"{name}: unknown map {what}{nearest(called, REGISTRY)}; registered are: {known}")
+        raise ValueError(f"{name}: unknown map {what}; registered are {known}{nearest(called, REGISTRY)}")
     return found

@@ -326,7 +326,7 @@ def _integers(name: str, what: str, values: Any, recorded: bool = False) -> Tens
     if type(numbers) is not Tensor:  # its memory may be elsewhere, as that of torch_geometric's Index is
         numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device=numbers.device).copy_(numbers)
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
-        raise TypeError(f"{name}: {what} must be integers, got {numbers.dtype}; call {what}.long()")
+        raise TypeError(f"{name}: {what} must be integers, got {numbers.dtype}; make them int64")
     if numbers.ndim != 1:
         raise ValueError(f"{name}: {what} must have one axis, got shape {tuple(numbers.shape)}; an edge_index has it in a row, [1]")
     return numbers.to(torch.int64)
