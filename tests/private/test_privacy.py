@@ -389,10 +389,10 @@ def test_an_audit_of_no_difference_finds_nothing():
             "got Choice; pass .* .index of a Choice",
         ),
         (None, TypeError, "got None"),
-        ("1.0", TypeError, "got the string '1.0'"),
-        (True, TypeError, "got the bool True"),
-        (torch.tensor(1.0), TypeError, "got a tensor"),
-        (np.zeros(2), TypeError, r"got an array of float64 of shape \(2,\)"),
+        ("1.0", TypeError, "got str; pass"),
+        (True, TypeError, "got bool"),
+        (torch.tensor(1.0), TypeError, "got Tensor of torch.float32"),
+        (np.zeros(2), TypeError, "got ndarray of float64"),
         (math.nan, ValueError, "got NaN"),
     ],
     ids=lambda each: type(each).__name__,
@@ -443,7 +443,7 @@ WRONG: list[tuple[Any, Any, str]] = [
     (lambda: privacy.sample(ROW, SCORES), ValueError, "got none of them"),
     (lambda: privacy.sample(ROW, SCORES, epsilon=1, rho=1), ValueError, "got epsilon and rho"),
     (lambda: privacy.sample(ROW, SCORES, temperature=-1), ValueError, "temperature must be"),
-    (lambda: privacy.Budget(ROW, SCORES, epsilon=1).logsumexp(0), ValueError, "epsilon must be a positive"),
+    (lambda: privacy.Budget(ROW, SCORES, epsilon=1).logsumexp(0), ValueError, "logsumexp: amount must be a positive"),
     (lambda: privacy.Budget(ROW, privacy.Entries((0, 1)), rho=1).sample(0.5), ValueError, "would name one of them"),
     *(
         (lambda bad=bad: SCORES.sensitivity(bad), ValueError, "sensitivity: temperature must be")
