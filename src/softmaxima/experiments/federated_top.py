@@ -65,7 +65,7 @@ def run(starting: Callable[[str], None] = lambda what: None) -> list[Known]:
                 summaries = [summarise(row, k, whole=k == 0, floor=FLOOR) for row in rows]
                 merged = merge(summaries)
                 estimate = merged.estimate
-                sent = exact if k == 0 else float(np.logaddexp.reduce(np.concatenate([each.top for each in summaries])))
+                sent = exact if k == 0 else _exact(np.concatenate([each.top for each in summaries]))
                 held = estimate.lower <= exact <= estimate.upper
                 lines.append((merged.numbers, estimate.upper - estimate.lower, abs(estimate.value - exact), exact - sent, held))
             numbers, *means = np.mean(lines, 0).tolist()

@@ -274,7 +274,12 @@ def _are(numbers: Iterable[Any], kind: type) -> bool:
 
 def names_of(name: str, items: Any) -> np.ndarray:
     """Names as an array whose JSON says the same."""
-    names = None if isinstance(items, (list, tuple)) else np.asarray(items)
+    try:
+        names = None if isinstance(items, (list, tuple)) else np.asarray(items)
+    except (TypeError, ValueError, RuntimeError):  # of a tensor that has no numbers, or whose are elsewhere
+        raise _unnameable(name, kind_of(items)) from None
+    if isinstance(items, np.ma.MaskedArray):
+        raise _unnameable(name, kind_of(items))
     if names is None or names.dtype.kind not in "iufU":  # NumPy would make strings of numbers beside strings
         given = list(items) if names is None else np.atleast_1d(names).tolist()
         given = [each.item() if isinstance(each, np.generic) else each for each in given]

@@ -70,7 +70,7 @@ def private_picture(added: Sequence[private_sums.Sum], voted: Sequence[private_s
             line={"color": colour, "dash": "dot", "width": 1}, showlegend=False, row=1, col=2,
         )  # fmt: skip
     plot.update_xaxes(type="log", title="ε", tickvals=private_sums.EPSILONS)
-    plot.update_yaxes(type="log", row=1, col=1)
+    plot.update_yaxes(type="log", dtick=1, row=1, col=1)
     return plot
 
 
