@@ -251,6 +251,7 @@ name = st.one_of(st.integers(-3, 2**66), st.floats(), st.text(max_size=3), st.bo
     st.one_of(st.lists(name, max_size=4), st.lists(st.integers(-3, 2**66), max_size=4), st.lists(st.text(max_size=3))),
     st.booleans(),
 )
+@at_most(60)
 def test_names_come_back_as_they_were_or_are_refused(names: list[Any], objects: bool):
     items: Any = names
     if objects:
@@ -266,6 +267,24 @@ def test_names_come_back_as_they_were_or_are_refused(names: list[Any], objects: 
     came = federated.Summary.from_json(told.to_json()).items.tolist()
     assert came == names
     assert [type(each) for each in came] == [type(each) for each in names]
+
+
+@pytest.mark.parametrize("offset", [0.0, -388.98443477219513, 1e3, -1e6, 1e18, 1e300])
+def test_no_summary_of_scores_is_refused(offset: float):
+    """Of many that are alike, far apart, or nearly so: their sums are rounded, and lose low bits far below the maximum."""
+    rng = np.random.default_rng(0)
+    for draw in (
+        rng.uniform(-760, 0, 8),
+        -rng.uniform(700, 2000, 3),
+        -rng.exponential(1e-12, 5),
+        np.zeros(1),
+        [0, -744.44, -745.1],
+    ):
+        for n in (len(draw), 5000):
+            for tau in (1.0, 0.7):
+                told = federated.summarise(offset + np.resize(draw, n), 2, temperature=tau)
+                came = federated.Summary.from_json(told.to_json())
+                assert federated.merge([came]).estimate == federated.merge([told]).estimate
 
 
 def test_a_client_that_sends_its_sum_alone_hides_no_larger_score_than_its_maximum():

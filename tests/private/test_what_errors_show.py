@@ -113,13 +113,18 @@ def test_a_summary_that_is_refused_is_not_shown():
         assert str(DIGITS)[:6] not in "".join(traceback.format_exception(caught.value))
 
 
+NOTHING: Any = None
+WORD: Any = "1"
 E: Any = sm.privacy.Entries((0, 1), "add-remove", 2)
 NAMED: list[tuple[Any, str]] = [
     (lambda: sm.federated.private_logsumexp([ROW], ENTRIES, epsilon=1e-310), "private_logsumexp: no noise that float64 holds"),
-    (lambda: sm.federated.private_logsumexp([ROW], ENTRIES, epsilon=None), "private_logsumexp: epsilon must be a positive finite"),
+    (
+        lambda: sm.federated.private_logsumexp([ROW], ENTRIES, epsilon=NOTHING),
+        "private_logsumexp: epsilon must be a positive finite",
+    ),
     (lambda: sm.federated.private_logsumexp([ROW], SCORES, epsilon=1), "private_logsumexp: records must be sm.privacy.Entries"),
     (lambda: sm.privacy.Budget(ROW, SCORES, rho=1).argmax(-1), "argmax: amount must be a positive finite number, got -1"),
-    (lambda: sm.privacy.Budget(ROW, SCORES, rho=1).logsumexp("1"), "logsumexp: amount must be a positive finite number, got the"),
+    (lambda: sm.privacy.Budget(ROW, SCORES, rho=1).logsumexp(WORD), "logsumexp: amount must be a positive finite number, got the"),
     (lambda: sm.federated.secure_logsumexp([ROW], bounds=(0, 2), bits=3), "secure_logsumexp: bits must be"),
     (lambda: sm.secure.evaluate("argmax", [ROW], bounds=(0, 2), bits=3), "evaluate: bits must be"),
     *(

@@ -22,6 +22,7 @@ from softmaxima.streams._scaled import NOTHING, Product, Scaled, nothing
 
 KIND = "softmaxima summary 1"
 MOST = 2**53  # scores of a client
+TINY = 2.0**-1060  # a term far below the maximum, whose low bits float64 has not
 RELATIVE = 2.0**-40  # more than sums of exponentials are off by rounding
 
 
@@ -220,7 +221,7 @@ def _can_be_of(state: LogSumExpState, top: np.ndarray, n: int) -> bool:
         rest = float(state.rest.relative_to(state.maximum))
     if not n:
         return (maximum, count, rest) == (-math.inf, 0, 0.0)
-    if not (math.isfinite(maximum) and 1 <= count <= n and 0 <= rest <= (n - count) * (1 + RELATIVE)):
+    if not (math.isfinite(maximum) and 1 <= count <= n and 0 <= rest <= n - count + n * RELATIVE):
         return False
     if not len(top) or top[0] != maximum:
         return not len(top)
@@ -232,13 +233,14 @@ def _can_be_of(state: LogSumExpState, top: np.ndarray, n: int) -> bool:
 
 def _plain(state: LogSumExpState) -> LogSumExpState | None:
     """The state with r as one sum, and no sum of squares; None where it is of no single numbers."""
-    rest = vars(state).get("rest")
+    parts: dict[str, Any] = vars(state)
+    rest = parts.get("rest")
     if isinstance(rest, Product) and _are((rest.z, rest.factor), np.floating) and rest.power == 1:
         rest = rest.scaled
     if isinstance(rest, Scaled) and _are(rest, np.floating) and not rest.high:
         rest = nothing(())  # whatever the exponent of 0 is
-    state = LogSumExpState(*(vars(state).get(what) for what in ("maximum", "count")), rest, None, vars(state).get("n"))
-    return state if _is_plain(state) else None
+    plain = LogSumExpState(**parts | {"rest": rest, "squares": None})
+    return plain if _is_plain(plain) else None
 
 
 def _is_plain(state: LogSumExpState) -> bool:
@@ -247,19 +249,23 @@ def _is_plain(state: LogSumExpState) -> bool:
     Of another exponent merging would see another number than is looked at here: it moves sums by whole powers of 2, and to the
     largest exponent of all.
     """
-    parts = vars(state)
-    maximum, rest = parts.get("maximum"), parts.get("rest")
-    if parts.get("squares", rest) is not None or not isinstance(rest, Scaled) or not _are((maximum, *rest), np.floating):
+    parts: dict[str, Any] = vars(state)
+    rest = parts.get("rest")
+    if (
+        parts.get("squares", rest) is not None
+        or not isinstance(rest, Scaled)
+        or not _are((parts.get("maximum"), *rest), np.floating)
+    ):
         return False
     if not _are((parts.get("count"), parts.get("n")), np.integer):
         return False
     high, low, exponent = map(float, rest)
     if not high:
         return low == 0 and exponent == NOTHING
-    highest = float(maximum) / math.log(2) + 1
+    highest = float(parts["maximum"]) / math.log(2) + 1
     return (
         0 < high < math.inf
-        and abs(low) <= high * 2.0**-52
+        and abs(low) <= high * 2.0**-52 + TINY
         and exponent.is_integer()
         and abs(exponent) <= 2**62
         and exponent <= highest
