@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import softmaxima as sm
-from conftest import exhaustively
+from conftest import at_most, exhaustively
+from softmaxima.privacy.measurements import Cost
+from softmaxima.privacy.sums import releasing
 
 federated: Any = sm.federated
 score = st.one_of(st.floats(-60, 60), st.sampled_from([-math.inf, 0.0, 1.0, 1.0 + 2**-40]))
@@ -172,6 +174,119 @@ def test_whatever_comes_as_json_is_a_summary_or_refused_in_a_sentence(what: str,
     assert said is None or (said.startswith(("from_json: ", "Summary: ")) and "\n" not in said)
 
 
+HONEST = [federated.summarise(np.array(row)) for row in ([0.0, -3.0], [-700.0, -701.0, -702.5], [40.0, 39.5, -1.0])]
+
+
+@given(
+    st.lists(st.floats(-60, 60), min_size=1, max_size=6),
+    st.integers(2, 5),
+    st.sampled_from([0.0, 1e-9, 0.5, 0.999999, 1.0, -1.0, 60.0, 1060.0, -1060.0, 3e3, 1e300, -1e300]),
+    st.booleans(),
+)
+def test_what_merges_is_what_was_looked_at(row: list[float], place: int, moved: float, zero: bool):
+    """Of a state that was tampered with too: the sum with others is that of what it says alone."""
+    content = json.loads(federated.summarise(np.array(row)).to_json())
+    state = content["state"]
+    state[place] = (0.0 if zero else state[place]) + moved
+    try:
+        told = federated.Summary.from_json(json.dumps(content))
+    except ValueError:
+        return
+    alone = federated.merge([told]).estimate.value
+    for other in HONEST:
+        for pair in ([told, other], [other, told]):
+            found = federated.merge(pair).estimate
+            exact = np.logaddexp(alone, federated.merge([other]).estimate.value)
+            assert found.value == pytest.approx(exact, rel=1e-14, abs=1e-13)
+            assert found.upper - found.lower < 1e-11
+
+
+def _merged(summaries: list[Any]) -> tuple[str, Any]:
+    try:
+        return "", federated.merge(summaries).estimate
+    except (TypeError, ValueError) as error:
+        return str(error), None
+
+
+@pytest.mark.parametrize("kind", ["summary", "state", "rest"])
+def test_a_pickle_with_other_things_in_it_is_refused_by_client(kind: str):
+    junk: list[Any] = [
+        None,
+        0.5,
+        "x",
+        [],
+        True,
+        np.zeros(2),
+        np.array(1.5),
+        torch.zeros(1, device="meta"),
+        torch.tensor(2),
+        object(),
+    ]
+    told = federated.summarise(np.array([0.5, 1.0, 0.25]), 1)
+    for what in {"summary": vars(told), "state": vars(told.state), "rest": ("high", "low", "exponent")}[kind]:
+        for value in junk:
+            false = pickle.loads(pickle.dumps(told))
+            if kind == "summary":
+                object.__setattr__(false, what, value)
+            elif kind == "state":
+                object.__setattr__(false.state, what, value)
+            else:
+                object.__setattr__(false.state, "rest", false.state.rest._replace(**{what: value}))
+            said, found = _merged([told, false])
+            assert said.startswith(("", "merge: client 1: ", "merge: summaries must be of one temperature")[found is None :])
+            assert found is None or found.lower <= found.upper  # of a number that scores may have
+    bare = object.__new__(federated.Summary)
+    with pytest.raises(TypeError, match="merge: client 1: a Summary must have top, items"):
+        federated.merge([told, bare])
+
+
+def _fit(names: list[int]) -> bool:
+    return all(-(2**63) <= each < 2**63 for each in names) or all(0 <= each < 2**64 for each in names)
+
+
+name = st.one_of(st.integers(-3, 2**66), st.floats(), st.text(max_size=3), st.booleans(), st.none(), st.just(2**53 + 1))
+
+
+@given(
+    st.one_of(st.lists(name, max_size=4), st.lists(st.integers(-3, 2**66), max_size=4), st.lists(st.text(max_size=3))),
+    st.booleans(),
+)
+@at_most(60)
+def test_names_come_back_as_they_were_or_are_refused(names: list[Any], objects: bool):
+    items: Any = names
+    if objects:
+        items = np.empty(len(names), object)
+        items[:] = names
+    kinds = {type(each) for each in names}
+    kept = kinds <= {str} or (kinds == {float} and np.isfinite(names).all()) or (kinds == {int} and _fit(names))
+    if not kept or any(each.endswith("\0") for each in names if isinstance(each, str)):
+        with pytest.raises(TypeError, match="summarise: items must be all strings, all ints of 64 bits or all finite floats, got "):
+            federated.summarise(np.zeros(len(names)), len(names), items=items)
+        return
+    told = federated.summarise(np.zeros(len(names)), len(names), items=items)
+    came = federated.Summary.from_json(told.to_json()).items.tolist()
+    assert came == names
+    assert [type(each) for each in came] == [type(each) for each in names]
+
+
+@pytest.mark.parametrize("offset", [0.0, -388.98443477219513, 1e3, -1e6, 1e18, 1e300])
+def test_no_summary_of_scores_is_refused(offset: float):
+    """Of many that are alike, far apart, or nearly so: their sums are rounded, and lose low bits far below the maximum."""
+    rng = np.random.default_rng(0)
+    for draw in (
+        rng.uniform(-760, 0, 8),
+        -rng.uniform(700, 2000, 3),
+        -rng.exponential(1e-12, 5),
+        np.zeros(1),
+        [0, -744.44, -745.1],
+    ):
+        for n in (len(draw), 5000):
+            for tau in (1.0, 0.7):
+                told = federated.summarise(offset + np.resize(draw, n), 2, temperature=tau)
+                came = federated.Summary.from_json(told.to_json())
+                assert federated.merge([came]).estimate == federated.merge([told]).estimate
+
+
 def test_a_client_that_sends_its_sum_alone_hides_no_larger_score_than_its_maximum():
     rows = [np.array([5.0, 1.0, 4.0]), np.array([2.0, 0.0])]
     found = federated.merge([federated.summarise(rows[0], 2), federated.summarise(rows[1])])
@@ -192,7 +307,7 @@ def test_more_is_sent_and_the_interval_narrows():
         widths.append(found.estimate.upper - found.estimate.lower)
         numbers.append(found.numbers)
     assert widths == sorted(widths, reverse=True)
-    assert numbers == [4 * (2 * k + 2) for k in (1, 5, 20, 50)]
+    assert numbers == [4 * (2 * k + 3) for k in (1, 5, 20, 50)]
     assert widths[-1] < 1e-12
 
 
@@ -225,6 +340,33 @@ def test_noise_of_clients_or_the_server_is_held_by_the_interval(noise: str):
     assert sum(one.lower <= lse(rows) <= one.upper for one in found) >= 5  # each with 0.9: fewer once in 10⁵
     scale = sm.privacy.Entries((0, 1)).sensitivity(200 if noise == "client" else 1000)
     assert found[0].scale == pytest.approx(scale, rel=1e-6)
+
+
+@pytest.mark.parametrize("least", [50, 200])
+def test_the_server_needs_less_noise_by_the_number_of_clients(least: int):
+    rows = list(np.random.default_rng(0).uniform(0, 1, (5, 200)))
+    for entries in (sm.privacy.Entries((0, 1)), sm.privacy.Entries((0, 1), "add-remove", least)):
+        client, server = (
+            federated.private_logsumexp(rows, entries, epsilon=1.0, noise=noise).scale for noise in ("client", "server")
+        )
+        assert client / server == pytest.approx(5, rel=0.1)
+
+
+def test_the_value_of_clients_is_as_high_on_average_as_said():
+    x, draws = np.array([0.5, 0.25, 1.0]), 400
+    release = releasing("logsumexp", sm.privacy.Entries((0, 1)), 3, 1.0, Cost(1.2), 0.95)
+    told = [[release(x.tolist()) for _ in range(2)] for _ in range(draws)]
+    values = np.array([[one.value for one in pair] for pair in told])
+    off = np.logaddexp(*values.T) - math.log(2) - values.mean(1)  # the mean of the noise is 0, and left out
+    said, doubt = (1 - 1 / 2) * told[0][0].scale ** 2, 5 * off.std() / math.sqrt(draws)
+    assert abs(off.mean() - said) < doubt + 0.17 * said
+    assert doubt < 0.7 * said  # twice as much, or nothing, would be seen
+
+
+def test_intervals_with_the_least_doubt_are_finite():
+    found = federated.private_logsumexp([ROW] * 3, sm.privacy.Entries((0, 1)), epsilon=1.0, confidence=1 - 1e-16)
+    assert found.lower < found.value < found.upper < math.inf
+    assert found.confidence == 1 - 1e-16
 
 
 def test_clients_that_share_find_the_sum():
@@ -273,7 +415,7 @@ FALSE: list[tuple[Any, dict[str, Any], str]] = [
     (TOLD, {"top": [1.0]}, "top must be a float64 array"),
     (TOLD, {"top": np.array([0.5, 1.0]), "items": np.array([0, 1])}, "in falling order"),
     (TOLD, {"items": np.array([1, 2])}, "items must be an array of 1"),
-    (TOLD, {"floor": 2.0}, "floor must be at most 1.0"),
+    (TOLD, {"floor": 2.0}, "floor must be at most the smallest of top"),
     (TOLD, {"floor": math.nan}, "floor must be a number below"),
     (TOLD, {"temperature": 0.0}, "temperature must be"),
     (PART, {"n": 0}, "n must be at least 1"),
@@ -307,7 +449,7 @@ WRONG: list[tuple[Any, Any, str]] = [
     (lambda: federated.merge([PART, federated.summarise(ROW, 1, temperature=2.0)]), ValueError, "1.0 of client 0 and 2.0 of"),
     (lambda: federated.merge([PART, federated.summarise(ROW, whole=False)], 1), ValueError, "client 1 sent 0 of its 2"),
     (lambda: federated.merge([PART, ROW]), TypeError, "from client 1"),
-    (lambda: federated.summarise(ROW, 1, items=np.array([{1}, {2}])).to_json(), TypeError, "to_json: items must be"),
+    (lambda: federated.summarise(ROW, 1, items=np.array([{1}, {2}])), TypeError, "summarise: items must be .* got set"),
     (lambda: federated.Summary.from_json("{}"), ValueError, "from_json: text must be"),
     (lambda: federated.Summary.from_json(PART.to_json().replace("[1.0]", '["a"]')), ValueError, "from_json: text must be"),
     (lambda: federated.Summary.from_json(TOLD.to_json().replace('"state": [', '"state": [0,')), ValueError, "text must be"),

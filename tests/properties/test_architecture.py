@@ -23,6 +23,7 @@ STOREYS = (
     "core.by_name",
     "core.series",
     "core.arguments",
+    "core.unquoted",
     "core.modules",
     "core.randomness",
     "core.rows",

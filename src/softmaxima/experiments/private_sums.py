@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,13 @@ RELEASES = 200
 TEACHERS = 10, 30, 100, 250
 SEEDS, TESTED = 10, 400
 FALL = 0.02  # of the claim
+CONFIDENCE = 0.95
 ACCURACY = METRICS["accuracy"]
 
 
 @dataclass(frozen=True)
 class Sum:
-    """Releases of the logsumexp of n entries in [0, b]: how far off, as a share of the sum, and how many intervals of 95 % held."""
+    """Releases of the logsumexp of n entries in [0, b]: how far off, in nats, and how many intervals of 95 % held."""
 
     bound: float
     n: int
@@ -45,7 +47,8 @@ class Votes:
 def sums(starting: Callable[[str], None] = lambda what: None) -> list[Sum]:
     """Uniform entries, each a record of which another may stand in its place."""
     from softmaxima.privacy import Entries
-    from softmaxima.privacy.measurements import Cost, noisy_sum
+    from softmaxima.privacy.measurements import Cost
+    from softmaxima.privacy.sums import releasing
 
     found, rng = [], np.random.default_rng(0)
     for low, high in BOUNDS:
@@ -54,12 +57,11 @@ def sums(starting: Callable[[str], None] = lambda what: None) -> list[Sum]:
             x, records = rng.uniform(low, high, n), Entries((low, high))
             exact = float(np.logaddexp.reduce(x))
             for epsilon in EPSILONS:
-                measurement, scale = noisy_sum(records, n, 1.0, Cost(epsilon))
-                row = x.tolist()
-                off = np.abs([measurement(row) - exact for _ in range(RELEASES)])
-                reach = scale * np.log(1 / 0.05)
-                sensitivity = records.sensitivity(n)
-                found.append(Sum(high, n, epsilon, sensitivity, float(off.mean() / exact), float((off <= reach).mean())))
+                release, row = releasing("sums", records, n, 1.0, Cost(epsilon), CONFIDENCE), x.tolist()
+                told = [release(row) for _ in range(RELEASES)]
+                off = float(np.mean([abs(one.value - exact) for one in told]))
+                held = float(np.mean([one.lower <= exact <= one.upper for one in told]))
+                found.append(Sum(high, n, epsilon, records.sensitivity(n), off, held))
     return found
 
 
@@ -124,7 +126,8 @@ def verdict(added: Sequence[Sum], voted: Sequence[Votes]) -> str:
     few = [str(teachers) for teachers, fall in at_one.items() if fall.low > FALL]
     open_ = [str(teachers) for teachers in at_one if str(teachers) not in (*enough, *few)]
     off = [each for each in added if each.epsilon == 1.0]
-    near = [f"{min(each.n for each in off if each.bound == b and each.off < FALL)} entries in [0, {b:g}]" for _, b in BOUNDS]
+    near = [(b, [each.n for each in off if each.bound == b and math.expm1(each.off) < FALL]) for _, b in BOUNDS]
+    enough_entries = [f"{min(ns)} entries in [0, {b:g}]" for b, ns in near if ns]
     said = [f"less than 2 points of accuracy are lost with {_listed(enough)} teachers"] if enough else []
     said += [f"more than 2 points of accuracy are lost with {_listed(few)} teachers"] if few else []
     said += [f"with {_listed(open_)} it may be more or less than 2"] if open_ else []
@@ -132,8 +135,9 @@ def verdict(added: Sequence[Sum], voted: Sequence[Votes]) -> str:
     least = min(off, key=lambda each: each.sensitivity)
     of_votes = "of classes by enough teachers" if enough else "of classes that teachers vote for it is not confirmed here"
     return (
-        f"At ε = 1 {'; '.join(said)}. A sum is off by less than 2 % of itself on average from {_listed(near)} on. So it holds of a "
-        f"sum of enough entries; {of_votes}. That the sensitivity is 1 does not hold: here it is from {least.sensitivity:.2g} "
+        f"At ε = 1 {'; '.join(said)}. Of the numbers of entries that were tried, Σ exp(x) is off by less than 2 %, by the mean "
+        f"distance in nats, from {_listed(enough_entries)} on. So it holds of a sum of enough entries; {of_votes}. "
+        f"That the sensitivity is 1 does not hold: here it is from {least.sensitivity:.2g} "
         f"({least.n} entries in [0, {least.bound:g}]) to {widest.sensitivity:.2g} ({widest.n} in [0, {widest.bound:g}]), and c/τ "
         "for scores that one record moves by c"
     )

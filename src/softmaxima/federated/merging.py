@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError, check_count, described
+from softmaxima.core.numbers import InputError, check_count
+from softmaxima.core.unquoted import kind_of
 from softmaxima.federated.summaries import Summary, check_summary, rounding
 from softmaxima.lse import Estimate
 from softmaxima.streams import LogSumExpState
@@ -69,11 +70,13 @@ def merge(summaries: Sequence[Summary], k: int | None = None) -> Merged:
     """
     name = "merge"
     if not isinstance(summaries, (list, tuple)):
-        raise TypeError(f"{name}: summaries must be a list of Summary, got {described(summaries, 'one of each client')}")
+        raise TypeError(f"{name}: summaries must be a list of Summary, got {kind_of(summaries)}; pass a list of one of each client")
     for client, each in enumerate(summaries):
         if not isinstance(each, Summary):
-            got = described(each, "what summarise() gives")
-            raise TypeError(f"{name}: summaries must be a list of Summary, got {got} from client {client}")
+            raise TypeError(
+                f"{name}: summaries must be a list of Summary, got {kind_of(each)} from client {client}; "
+                "pass what summarise() gives"
+            )
         check_summary(f"{name}: client {client}", each)  # one that was unpickled was not looked at
     if not summaries:
         raise ValueError(f"{name}: summaries must be of at least one client, got none")

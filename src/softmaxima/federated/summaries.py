@@ -1,6 +1,6 @@
 r"""What a client sends of its scores: its k largest, and of the others their sum of exponentials, or only how many there are.
 
-(M, m, r) of all scores: three numbers, from which log Σ exp is exact whatever is merged.
+(M, m, r) of all scores, r as two floats times a power of 2: from these log Σ exp is exact whatever is merged.
 The k largest and the count c of the others: each of these is in [floor, cap], the cap being the smallest that was sent.
 """
 
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from softmaxima.core.arguments import Array, as_scores
-from softmaxima.core.numbers import InputError, check_count, check_flag, check_int, check_number, check_one_temperature, described
+from softmaxima.core.arguments import Array
+from softmaxima.core.numbers import InputError, check_count, check_flag, check_int, check_number, check_one_temperature
+from softmaxima.core.unquoted import kind_of, read_scores
 from softmaxima.streams import LogSumExpState
-from softmaxima.streams._scaled import Scaled
+from softmaxima.streams._scaled import NOTHING, Product, Scaled, nothing
 
 KIND = "softmaxima summary 1"
 MOST = 2**53  # scores of a client
+TINY = 2.0**-1060  # a term far below the maximum, whose low bits float64 has not
 RELATIVE = 2.0**-40  # more than sums of exponentials are off by rounding
 
 
@@ -28,7 +31,7 @@ class Summary:
     """What one client tells. It is sent by whatever sends: as JSON, or as a pickle to those who may run programs of its sender.
 
     top: the k largest x/τ in falling order, float64 [k], fewer where there are fewer; −∞ is left out.
-    items: which they are: the client's names for them, or their places.
+    items: which they are: the client's names for them, or their places; all strings, all ints of 64 bits or all finite floats.
     n: how many scores above −∞ the client has.
     state: (M, m, r) of all of them, a `LogSumExpState` whose r has 106 bits, or None where only the largest are told.
     floor: below which none of those n is, −∞ where nothing is known.
@@ -36,12 +39,12 @@ class Summary:
 
     Raises:
         TypeError or ValueError for what no scores have: a top that is not in order or not finite, an n below the length of top, a
-        floor above it, a state of other scores.
+        floor above it, a state of other scores; and for items that JSON would change.
 
     >>> import numpy as np, softmaxima as sm
     >>> told = sm.federated.summarise(np.array([0.0, 3.0, 1.0, 2.0]), k=2)
     >>> told.top, told.items, told.left_out, told.cap, told.numbers
-    (array([3., 2.]), array([1, 3]), 0, -inf, 8)
+    (array([3., 2.]), array([1, 3]), 0, -inf, 13)
     """
 
     top: np.ndarray
@@ -52,12 +55,16 @@ class Summary:
     temperature: float
 
     def __post_init__(self) -> None:
-        check_summary("Summary", self)
+        name = "Summary"
+        object.__setattr__(self, "items", names_of(name, self.items))
+        if isinstance(self.state, LogSumExpState):
+            object.__setattr__(self, "state", _plain(self.state) or self.state)
+        check_summary(name, self)
         for what, kind in (("n", int), ("floor", float), ("temperature", float)):
             object.__setattr__(self, what, kind(getattr(self, what)))
 
     def to_json(self) -> str:
-        """The summary as JSON, which rounds nothing. Raises TypeError for items other than numbers and strings.
+        """The summary as JSON, which rounds nothing.
 
         >>> import numpy as np, softmaxima as sm
         >>> sm.federated.summarise(np.array([0.5, 2.0]), k=1, whole=False).to_json()
@@ -76,10 +83,7 @@ class Summary:
             "floor": self.floor if self.floor > -math.inf else None,
             "temperature": self.temperature,
         }
-        try:
-            return json.dumps(content)
-        except TypeError:
-            raise TypeError(f"to_json: items must be numbers or strings, got {self.items.dtype}; name them so") from None
+        return json.dumps(content, allow_nan=False)
 
     @staticmethod
     def from_json(text: str | bytes) -> Summary:
@@ -94,13 +98,13 @@ class Summary:
             content = json.loads(text)
             if content["kind"] != KIND:
                 raise ValueError
-            top, items = np.array(content["top"], np.float64), np.array(content["items"])
+            top, items = np.array(content["top"], np.float64), names_of("from_json", content["items"])
             state = None if content["state"] is None else _state(*content["state"])
             floor = -math.inf if content["floor"] is None else content["floor"]
             n, temperature = content["n"], content["temperature"]
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise InputError("from_json: text must be what to_json() of a Summary gave, and is not; have it sent again") from None
-        return Summary(top, items if items.size else items.astype(np.int64), n, state, floor, temperature)
+        return Summary(top, items, n, state, floor, temperature)
 
     @property
     def left_out(self) -> int:
@@ -116,8 +120,8 @@ class Summary:
 
     @property
     def numbers(self) -> int:
-        """How many numbers are sent: two for each of the largest, n, and the state or the floor."""
-        return 2 * len(self.top) + 1 + (3 if self.state is not None else 1)
+        """How many numbers JSON has: two for each of the largest, n, floor and τ, and six for the state: n, M, m and three of r."""
+        return 2 * len(self.top) + 3 + (6 if self.state is not None else 0)
 
 
 def summarise(
@@ -128,8 +132,8 @@ def summarise(
     Args:
         x: scores [n] of one client, NumPy's or torch's; n may be 0. −∞ counts for nothing.
         k: how many of the largest to send.
-        items: [n] names of the scores, which no other client has; their places without.
-        whole: whether to send the sum of exponentials of all scores, in three numbers. Without it only the k largest are told, and
+        items: [n] names of the scores, which no other client has, all strings or all numbers; their places without.
+        whole: whether to send the sum of exponentials of all scores, (M, m, r). Without it only the k largest are told, and
             the number of the others, so that merging gives an interval.
         floor: a number that no x/τ above −∞ is below, which narrows that interval.
         temperature: τ > 0, the same for all clients.
@@ -145,15 +149,13 @@ def summarise(
     (2, 2.0, -1.0)
     """
     name = "summarise"
-    scores = as_scores(name, x).detach().double().cpu().numpy()
+    scores = read_scores(name, x)
     k, whole = check_count(name, "k", k, 0), check_flag(name, "whole", whole)
     tau = check_one_temperature(name, temperature)
     floor = check_number(name, "floor", floor, lambda number: number < math.inf, "a number below +inf")
-    if scores.ndim != 1:
-        raise ValueError(f"{name}: scores of a client must be one row [n], got shape {scores.shape}")
     if np.isnan(scores).any() or (scores == math.inf).any():
         raise InputError.of_argument(name, "scores", "must be numbers below +inf, and some are not; nothing was sent")
-    places = np.arange(len(scores)) if items is None else np.asarray(items)
+    places = np.arange(len(scores)) if items is None else names_of(name, items)
     if places.shape != scores.shape:
         raise ValueError(f"{name}: items must name each of the {len(scores)} scores, got shape {places.shape}")
     with np.errstate(over="ignore"):
@@ -183,22 +185,27 @@ def rounding(state: LogSumExpState) -> float:
 
 def check_summary(name: str, told: Summary) -> None:
     """Raise unless scores could have been told so."""
+    if missing := [each.name for each in fields(Summary) if each.name not in vars(told)]:
+        raise TypeError(f"{name}: a Summary must have {', '.join(missing)}, and this one has not; have it sent again")
     top, items, state = told.top, told.items, told.state
+    if not isinstance(told.n, (int, np.integer)):
+        raise TypeError(f"{name}: n must be an int from 0 to 2⁵³, got {kind_of(told.n)}; call summarise() for scores")
     n = check_int(name, "n", told.n, lambda number: 0 <= number <= MOST, "an int from 0 to 2⁵³")
     check_one_temperature(name, told.temperature)
     floor = check_number(name, "floor", told.floor, lambda number: number < math.inf, "a number below +inf")
-    if not isinstance(top, np.ndarray) or top.dtype != np.float64 or top.ndim != 1:
-        raise TypeError(f"{name}: top must be a float64 array [k], got {described(top, 'one')}")
+    if type(top) is not np.ndarray or top.dtype != np.float64 or top.ndim != 1:
+        raise TypeError(f"{name}: top must be a float64 array [k], got {kind_of(top)}; call summarise() for scores")
     if not np.isfinite(top).all() or (top[1:] > top[:-1]).any():
         raise InputError.of_argument(name, "top", "must be finite and in falling order, and is not; call summarise() for scores")
-    if not isinstance(items, np.ndarray) or items.shape != top.shape:
-        raise InputError.of_argument(name, "items", f"must be an array of {len(top)}, one for each of top, got {described(items)}")
+    if not _are_names(items) or items.shape != top.shape:
+        said = f"must be an array of {len(top)} strings or numbers, one for each of top, got {kind_of(items)}; name them so"
+        raise InputError.of_argument(name, "items", said)
     if n < len(top):
         raise InputError.of_argument(name, "n", f"must be at least {len(top)}, the number of top, got {n}")
     if len(top) and floor > top[-1]:
-        raise InputError.of_argument(name, "floor", f"must be at most {top[-1]}, the smallest of top, got {floor}")
+        raise InputError.of_argument(name, "floor", "must be at most the smallest of top, and is above it; declare a lower one")
     if state is not None and not isinstance(state, LogSumExpState):
-        raise TypeError(f"{name}: state must be a LogSumExpState or None, got {described(state, 'one')}")
+        raise TypeError(f"{name}: state must be a LogSumExpState or None, got {kind_of(state)}; call summarise() for scores")
     if state is not None and not _can_be_of(state, top, n):
         raise InputError.of_argument(
             name, "state", f"must be of {n} scores that have top as their largest, and is not; call summarise() for scores"
@@ -207,14 +214,14 @@ def check_summary(name: str, told: Summary) -> None:
 
 def _can_be_of(state: LogSumExpState, top: np.ndarray, n: int) -> bool:
     """Whether (M, m, r) may be of n scores above −∞ whose k largest are these."""
-    if state.shape != () or not n <= int(state.n) <= MOST:
+    if not _is_plain(state) or not n <= int(state.n) <= MOST:
         return False
     maximum, count = float(state.maximum), int(state.count)
     with np.errstate(over="ignore"):  # of a sum that is not of this maximum
         rest = float(state.rest.relative_to(state.maximum))
     if not n:
         return (maximum, count, rest) == (-math.inf, 0, 0.0)
-    if not (math.isfinite(maximum) and 1 <= count <= n and 0 <= rest <= (n - count) * (1 + RELATIVE)):
+    if not (math.isfinite(maximum) and 1 <= count <= n and 0 <= rest <= n - count + n * RELATIVE):
         return False
     if not len(top) or top[0] != maximum:
         return not len(top)
@@ -222,6 +229,83 @@ def _can_be_of(state: LogSumExpState, top: np.ndarray, n: int) -> bool:
     least = float(terms.sum())
     most = least + (n - len(top)) * float(terms[-1])
     return least * (1 - RELATIVE) <= count + rest <= most * (1 + RELATIVE)
+
+
+def _plain(state: LogSumExpState) -> LogSumExpState | None:
+    """The state with r as one sum, and no sum of squares; None where it is of no single numbers."""
+    parts: dict[str, Any] = vars(state)
+    rest = parts.get("rest")
+    if isinstance(rest, Product) and _are((rest.z, rest.factor), np.floating) and rest.power == 1:
+        rest = rest.scaled
+    if isinstance(rest, Scaled) and _are(rest, np.floating) and not rest.high:
+        rest = nothing(())  # whatever the exponent of 0 is
+    plain = LogSumExpState(**parts | {"rest": rest, "squares": None})
+    return plain if _is_plain(plain) else None
+
+
+def _is_plain(state: LogSumExpState) -> bool:
+    """Whether every number is one, r is a sum in 106 bits, and its exponent a whole one that no term of r is above.
+
+    Of another exponent merging would see another number than is looked at here: it moves sums by whole powers of 2, and to the
+    largest exponent of all.
+    """
+    parts: dict[str, Any] = vars(state)
+    rest = parts.get("rest")
+    if (
+        parts.get("squares", rest) is not None
+        or not isinstance(rest, Scaled)
+        or not _are((parts.get("maximum"), *rest), np.floating)
+    ):
+        return False
+    if not _are((parts.get("count"), parts.get("n")), np.integer):
+        return False
+    high, low, exponent = map(float, rest)
+    if not high:
+        return low == 0 and exponent == NOTHING
+    highest = float(parts["maximum"]) / math.log(2) + 1
+    return (
+        0 < high < math.inf
+        and abs(low) <= high * 2.0**-52 + TINY
+        and exponent.is_integer()
+        and abs(exponent) <= 2**62
+        and exponent <= highest
+    )
+
+
+def _are(numbers: Iterable[Any], kind: type) -> bool:
+    """Whether each is one number, NumPy's, of at most 64 bits."""
+    numbers = [each[()] if type(each) is np.ndarray and each.shape == () else each for each in numbers]
+    return all(isinstance(each, kind) and each.itemsize <= 8 for each in numbers)
+
+
+def names_of(name: str, items: Any) -> np.ndarray:
+    """Names as an array whose JSON says the same."""
+    try:
+        names = None if isinstance(items, (list, tuple)) else np.asarray(items)
+    except (TypeError, ValueError, RuntimeError):  # of a tensor that has no numbers, or whose are elsewhere
+        raise _unnameable(name, kind_of(items)) from None
+    if isinstance(items, np.ma.MaskedArray):
+        raise _unnameable(name, kind_of(items))
+    if names is None or names.dtype.kind not in "iufU":  # NumPy would make strings of numbers beside strings
+        given = list(items) if names is None else np.atleast_1d(names).tolist()
+        given = [each.item() if isinstance(each, np.generic) else each for each in given]
+        kinds = sorted({type(each).__name__ for each in given})
+        names = np.array(given) if kinds in (["int"], ["float"], ["str"]) else np.zeros(0, np.int64)
+        if names.tolist() != given:
+            raise _unnameable(name, " and ".join(kinds))
+    if not _are_names(names):
+        raise _unnameable(name, kind_of(names))
+    return names if names.size else names.astype(np.int64)
+
+
+def _unnameable(name: str, got: str) -> TypeError:
+    return TypeError(f"{name}: items must be all strings, all ints of 64 bits or all finite floats, got {got}; name them so")
+
+
+def _are_names(items: Any) -> bool:
+    if type(items) is not np.ndarray or items.dtype.kind not in "iufU":
+        return False
+    return items.dtype.kind == "U" or (items.itemsize <= 8 and bool(np.isfinite(items).all()))
 
 
 def _state(n: int, count: int, maximum: float | None, *rest: float) -> LogSumExpState:

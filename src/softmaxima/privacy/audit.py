@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.numbers import as_number, check_confidence, check_count, check_number, described
+from softmaxima.core.numbers import as_number, check_confidence, check_count, check_number
+from softmaxima.core.unquoted import kind_of
 
 THRESHOLDS = 64  # events of each side that are tried
 FEW = 32  # values that are events themselves
@@ -92,8 +93,8 @@ def audit(
 def _number(name: str, answer: Any) -> float:
     number = as_number(answer)
     if number is None:
-        wanted = "a number of it, such as .value of a Release and .index of a Choice"
-        raise TypeError(f"{name}: release must give a number or an index, got {described(answer, wanted)}")
+        wanted = "pass a function that gives a number of it, such as .value of a Release and .index of a Choice"
+        raise TypeError(f"{name}: release must give a number or an index, got {kind_of(answer)}; {wanted}")
     if math.isnan(number):
         raise ValueError(f"{name}: release must give a number or an index, got NaN; give another number where it has none")
     return number

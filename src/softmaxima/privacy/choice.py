@@ -65,7 +65,7 @@ def argmax(
     check_scores_of_records(name, records)
     cost, confidence = check_cost(name, epsilon, 0.0, rho), check_confidence(name, confidence)
     scores = read_row(name, x, records)
-    return choosing(name, records, len(scores), cost, confidence)(scores)
+    return choosing(name, records, len(scores), cost, confidence, gumbel=cost.rho is not None)(scores)
 
 
 def sample(
@@ -103,30 +103,30 @@ def sample(
     if len(given) != 1:
         raise ValueError(f"{name}: pass one of temperature=, epsilon= and rho=, got {' and '.join(given) or 'none of them'}")
     confidence = check_confidence(name, confidence)
-    tau = None if temperature is None else check_one_temperature(name, temperature)
-    cost = None if tau is not None else check_cost(name, epsilon, 0.0, rho)
+    asked = check_cost(name, epsilon, 0.0, rho) if temperature is None else check_one_temperature(name, temperature)
     scores = read_row(name, x, records)
-    n = len(scores)
-    with within_float64(name, cost or f"temperature={tau}", records):
-        if cost is not None:  # exponential noise of the same scale costs the same ε
-            tau = scale_of_choice(records, n, cost)
-        drawn = Cost(rho=noisy_choice(records, n, tau, "rho").map(records.distance))  # type: ignore[arg-type]
-    return choosing(name, records, n, drawn, confidence, tau)(scores)
+    return choosing(name, records, len(scores), asked, confidence, gumbel=True)(scores)
 
 
 def choosing(
-    name: str, records: Scores, n: int, cost: Cost, confidence: float, scale: float | None = None
+    name: str, records: Scores, n: int, asked: Cost | float, confidence: float, *, gumbel: bool
 ) -> Callable[[list[float]], Choice]:
-    """What takes n scores to a `Choice`, by noise of the least scale, or of this; all that can be refused is, before it has them.
+    """What takes n scores to a `Choice`, by noise of the least scale for a cost, or of the scale that is asked for.
 
-    A score below the largest by t is chosen only if its noise is above t more than that of the largest.
+    All that can be refused is, before it has them. Gumbel's noise costs the ε of exponential noise of its scale, and ρ = ε²/8. A
+    score below the largest by t is chosen only if its noise is above t more than that of the largest.
     """
-    with within_float64(name, cost, records):
-        least = scale_of_choice(records, n, cost) if scale is None else scale
-        measurement = noisy_choice(records, n, least, "rho" if cost.rho is not None else "epsilon")
-    within = least * (math.log(n) - math.log1p(-confidence))
-    pure, kind = (cost.epsilon, "exponential noise") if cost.rho is None else (math.sqrt(8 * cost.rho), "gumbel noise")
-    return lambda scores: Choice(measurement(scores), pure, cost.rho, least, within, confidence, kind)
+    with within_float64(name, asked if isinstance(asked, Cost) else f"temperature={asked}", records):
+        scale, cost = (scale_of_choice(records, n, asked), asked) if isinstance(asked, Cost) else (asked, Cost())
+        measurement = noisy_choice(records, n, scale, "rho" if gumbel else "epsilon")
+        epsilon, rho = cost.epsilon, cost.rho
+        if gumbel and rho is None:
+            rho = float(measurement.map(records.distance))
+        if epsilon is None and rho is not None:
+            epsilon = math.sqrt(8 * rho)
+    within = scale * (math.log(n) - math.log1p(-confidence))
+    kind = "gumbel noise" if gumbel else "exponential noise"
+    return lambda scores: Choice(measurement(scores), epsilon, rho, scale, within, confidence, kind)
 
 
 def check_scores_of_records(name: str, records: Any) -> Scores:

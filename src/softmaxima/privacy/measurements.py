@@ -62,8 +62,7 @@ def within_float64(name: str, asked: Cost | str, records: Records) -> Iterator[N
     except InputError:
         raise
     except (dp.OpenDPException, ArithmeticError, ValueError):
-        moved = f", by {records.change} each" if isinstance(records, Scores) else ""
-        said = f"no noise that float64 holds keeps the promise of {asked} for scores in {list(records.bounds)}{moved}"
+        said = f"no noise that float64 holds keeps the promise of {asked} for {records.declared}"
         raise InputError(f"{name}: {said}; ask for a number nearer 1, or scale the scores and what is declared of them") from None
 
 
@@ -105,17 +104,16 @@ def noisy_sum(records: Records, n: int, temperature: float, cost: Cost) -> tuple
     return spending(exact >> noise(scale)), scale
 
 
-def noisy_choice(records: Records, n: int, scale: float, measure: Literal["epsilon", "rho"]) -> Any:
+def noisy_choice(records: Scores, n: int, scale: float, measure: Literal["epsilon", "rho"]) -> Any:
     """The index of the largest score: for ε with exponential noise, for ρ with Gumbel's, which draws from softmax(x/scale)."""
     spent = dp.max_divergence() if measure == "epsilon" else dp.zero_concentrated_divergence()
     return dp.m.make_noisy_max(*records.space(n), spent, scale=scale)
 
 
-def scale_of_choice(records: Records, n: int, cost: Cost) -> float:
+def scale_of_choice(records: Scores, n: int, cost: Cost) -> float:
     """The least scale that costs no more."""
     measure = "rho" if cost.rho is not None else "epsilon"
-    moved = records.distance if isinstance(records, Scores) and records.monotone else 2 * records.distance
-    near = moved / cost.amount if cost.rho is None else moved / math.sqrt(8 * cost.amount)
+    near = records.apart / cost.amount if cost.rho is None else records.apart / math.sqrt(8 * cost.amount)
     return _least(lambda scale: noisy_choice(records, n, scale, measure), records.distance, cost.amount, near)
 
 

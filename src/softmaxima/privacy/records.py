@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from softmaxima.core.arguments import as_scores
 from softmaxima.core.numbers import (
     InputError,
     as_number,
@@ -27,8 +26,8 @@ from softmaxima.core.numbers import (
     check_flag,
     check_one_temperature,
     check_positive,
-    described,
 )
+from softmaxima.core.unquoted import kind_of, read_scores
 from softmaxima.privacy.library import dp
 
 RELATIONS = ("replace", "add-remove")
@@ -40,10 +39,12 @@ UNITS = 2.0**-49  # of what a sum in float64 is off, relative to the largest of 
 def _check_bounds(name: str, bounds: Any) -> tuple[float, float]:
     """(a, b), finite and in order."""
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise TypeError(f"{name}: bounds must be a pair (a, b) of numbers, got {described(bounds, 'bounds=(a, b)')}")
+        raise TypeError(f"{name}: bounds must be a pair (a, b) of numbers, got {kind_of(bounds)}; pass bounds=(a, b)")
     low, high = (as_number(end) for end in bounds)
     if low is None or high is None:
-        raise TypeError(f"{name}: bounds must be a pair (a, b) of numbers, got {bounds!r}")
+        raise TypeError(
+            f"{name}: bounds must be a pair (a, b) of numbers, got {kind_of(bounds[0])} and {kind_of(bounds[1])}; pass numbers"
+        )
     if not -math.inf < low < high < math.inf:
         raise InputError.of_argument(
             name, "bounds", f"must be finite with a < b, got ({low}, {high}); without a bound no noise is enough"
@@ -94,7 +95,8 @@ class Scores:
         """
         return sensitivity_of("sensitivity", self, 1, check_one_temperature("sensitivity", temperature))
 
-    def _moves(self, n: int, temperature: float) -> float:
+    def moves(self, n: int, temperature: float) -> float:
+        """The most that LSE(x/τ) of n real numbers moves, in nats: `sensitivity` without what rounding adds."""
         return min(self.change, self.bounds[1] - self.bounds[0]) / temperature
 
     def space(self, n: int) -> tuple[Any, Any]:
@@ -105,6 +107,21 @@ class Scores:
     def distance(self) -> float:
         """That between neighbours."""
         return self.change
+
+    @property
+    def apart(self) -> float:
+        """How much nearer one score may come to another, or get further from it, by one record."""
+        return self.change if self.monotone else 2 * self.change
+
+    @property
+    def fewest(self) -> int:
+        """How many scores there are at least."""
+        return 1
+
+    @property
+    def declared(self) -> str:
+        """What one record can do, in words."""
+        return f"scores in {list(self.bounds)}, by {self.change} each"
 
 
 @dataclass(frozen=True)
@@ -155,7 +172,8 @@ class Entries:
         name = "sensitivity"
         return sensitivity_of(name, self, check_count(name, "n", n), check_one_temperature(name, temperature))
 
-    def _moves(self, n: int, temperature: float) -> float:
+    def moves(self, n: int, temperature: float) -> float:
+        """The most that LSE(x/τ) of n real numbers moves, in nats: `sensitivity` without what rounding adds."""
         width = (self.bounds[1] - self.bounds[0]) / temperature
         n = min(n if self.least is None else self.least, MOST)
         if self.least is not None:
@@ -175,6 +193,16 @@ class Entries:
         """That between neighbours."""
         return 1
 
+    @property
+    def fewest(self) -> int:
+        """How many scores there are at least."""
+        return self.least or 1
+
+    @property
+    def declared(self) -> str:
+        """What one record can do, in words."""
+        return f"scores in {list(self.bounds)}"
+
 
 Records = Scores | Entries
 
@@ -186,7 +214,7 @@ def _domain(bounds: tuple[float, float], n: int | None) -> Any:
 def sensitivity_of(name: str, records: Records, n: int, temperature: float) -> float:
     """That of either kind, with what it and two sums may lose to rounding."""
     largest = max(abs(end) for end in records.bounds) / temperature
-    sensitivity = records._moves(n, temperature) * (1 + UNITS) + 2 * UNITS * (largest + LONGEST)
+    sensitivity = records.moves(n, temperature) * (1 + UNITS) + 2 * UNITS * (largest + LONGEST)
     if not sensitivity < math.inf:
         low, high = records.bounds
         said = f"must be finite when divided by the temperature, got ({low}, {high}) and {temperature}; take narrower ones"
@@ -199,31 +227,28 @@ def check_records(name: str, records: Any) -> Records:
     if not isinstance(records, (Scores, Entries)):
         raise TypeError(
             f"{name}: say what one record can do, by records=sm.privacy.Scores(bounds=…, change=…) or "
-            f"sm.privacy.Entries(bounds=…), got {described(records, 'one of these')}"
+            f"sm.privacy.Entries(bounds=…), got {kind_of(records)}"
         )
     return records
 
 
 def read_row(name: str, x: Any, records: Records) -> list[float]:
     """The scores [n] as OpenDP takes them, within the declared bounds."""
-    scores = as_scores(name, x).detach().double().cpu()
-    if scores.ndim != 1 or not len(scores):
-        raise ValueError(
-            f"{name}: scores must be one row [n] of at least one, got {f'{scores.ndim} axes' if scores.ndim != 1 else 'none'}; "
-            "each row is a release of its own"
-        )
-    if bool(scores.isnan().any()):
+    scores = read_scores(name, x)
+    if not len(scores):
+        raise ValueError(f"{name}: scores must be one row [n] of at least one, got none; nothing was released")
+    if np.isnan(scores).any():
         raise ValueError(f"{name}: scores must be numbers, got NaN; nothing was released, but that it was refused tells of the NaN")
     low, high = records.bounds
-    beyond = int(((scores < low) | (scores > high)).sum())
+    beyond = ((scores < low) | (scores > high)).any()
     if beyond and not records.clip:
         raise ValueError(
             f"{name}: scores must lie in the declared bounds [{low}, {high}], and some do not; pass clip=True with the bounds to "
             "move them there. Nothing was released, but that it was refused tells that such a score exists"
         )
-    if isinstance(records, Entries) and records.least is not None and len(scores) < records.least:
+    if len(scores) < records.fewest:
         raise ValueError(
-            f"{name}: scores must be at least the declared {records.least}, and are fewer; nothing was released, but that it was "
+            f"{name}: scores must be at least the declared {records.fewest}, and are fewer; nothing was released, but that it was "
             "refused tells of their number"
         )
-    return scores.clamp(low, high).tolist()
+    return scores.clip(low, high).tolist()

@@ -66,8 +66,8 @@ def logsumexp(
 
     Raises:
         TypeError or ValueError, with nothing released: for NaN, for scores beyond the declared bounds (which clip=True moves
-        there), for an ε or ρ that is not positive, both or neither, and for noise beyond float64. That
-            data was refused tells of it.
+        there), for an ε or ρ that is not positive, both or neither, and for noise beyond float64. That data
+        was refused tells of it.
 
     Noise is OpenDP's, of the operating system's randomness, and takes no seed: who knows the seed knows the noise.
 
@@ -88,15 +88,15 @@ def logsumexp(
 
 
 def releasing(
-    name: str, records: Records, n: int, temperature: float, cost: Cost, confidence: float
+    name: str, records: Records, n: int, temperature: float, cost: Cost, confidence: float, at_once: int = 1
 ) -> Callable[[list[float]], Release]:
-    """What takes n scores to a `Release`; all that can be refused is, before it has them."""
+    """What takes n scores to a `Release`; all that can be refused is, before it has them. So many intervals hold at once."""
     sensitivity = sensitivity_of(name, records, n, temperature)
     laplace = cost.measure == "epsilon"
     accuracy = dp.laplacian_scale_to_accuracy if laplace else dp.gaussian_scale_to_accuracy
     with within_float64(name, f"{cost} at temperature={temperature}", records):
         measurement, scale = noisy_sum(records, n, temperature, cost)
-        reach = accuracy(scale, 1 - confidence)
+        reach = accuracy(scale, (1 - confidence) / at_once)
         if not reach < math.inf:
             raise ValueError("the interval is beyond float64")
 

@@ -13,7 +13,7 @@ from softmaxima.report.markdown import table
 
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 PRIVATE_CAPTION = (
-    "Above: how far a released sum is off, in % of it, by Laplace's noise: means of "
+    "Above: how far a released log Σ exp(x) is off, in nats, by Laplace's noise: means of "
     f"{private_sums.RELEASES} releases of uniform entries, another of which may stand in the place of each. Below: points of "
     "accuracy that are lost where the class that most teachers say is chosen with ε for each row; logistic regressions on parts "
     f"of the digits, {private_sums.TESTED} rows tested, means of {private_sums.SEEDS} seeds with intervals that hold at once at "
@@ -27,7 +27,8 @@ SHARED_CAPTION = (
 )
 FEDERATED_CAPTION = (
     f"{federated_top.CLIENTS} clients of {federated_top.EACH} scores, no score below {federated_top.FLOOR:g}, means of "
-    f"{federated_top.SEEDS} seeds, in nats. Numbers are those that all clients send. off: of the middle of the interval; what was "
+    f"{federated_top.SEEDS} seeds, in nats. Numbers are those in the JSON that all clients send: nine of each for its "
+    "sum, with n, floor and τ. off: of the middle of the interval; what was "
     "sent alone: of the logsumexp of the scores that were sent, with nothing for the others."
 )
 NOISE_CAPTION = (
@@ -43,7 +44,7 @@ def private_tables(added: Sequence[private_sums.Sum], voted: Sequence[private_su
     rows = []
     for bound, n in dict.fromkeys((each.bound, each.n) for each in added):
         own = [by[bound, n, epsilon] for epsilon in private_sums.EPSILONS]
-        rows.append([f"{n} in [0, {bound:g}]", f"{own[0].sensitivity:.2g}", *(f"{100 * each.off:.2g}" for each in own)])
+        rows.append([f"{n} in [0, {bound:g}]", f"{own[0].sensitivity:.2g}", *(f"{each.off:.2g}" for each in own)])
     first = table(["entries", "sensitivity", *epsilons], rows)
     falls = private_sums.falls(voted)
     lines = []
@@ -56,11 +57,11 @@ def private_tables(added: Sequence[private_sums.Sum], voted: Sequence[private_su
 
 def private_picture(added: Sequence[private_sums.Sum], voted: Sequence[private_sums.Votes]) -> go.Figure:
     """Both against ε."""
-    plot = _panels("a sum of n entries in [0, 5], % off", "accuracy of n teachers, %")
+    plot = _panels("log Σ exp of n entries in [0, 5], nats off", "accuracy of n teachers, %")
     widest = max(each.bound for each in added)
     for colour, n in zip(COLOURS, private_sums.ENTRIES, strict=True):
         own = [each for each in added if each.n == n and each.bound == widest]
-        _line(plot, 1, [each.epsilon for each in own], [100 * each.off for each in own], f"n = {n}", colour)
+        _line(plot, 1, [each.epsilon for each in own], [each.off for each in own], f"n = {n}", colour)
     for colour, each in zip(COLOURS, voted, strict=True):
         means = [100 * fmean(accuracies) for accuracies in each.private.values()]
         _line(plot, 2, list(private_sums.EPSILONS), means, f"n = {each.teachers}", colour)
@@ -69,7 +70,7 @@ def private_picture(added: Sequence[private_sums.Sum], voted: Sequence[private_s
             line={"color": colour, "dash": "dot", "width": 1}, showlegend=False, row=1, col=2,
         )  # fmt: skip
     plot.update_xaxes(type="log", title="ε", tickvals=private_sums.EPSILONS)
-    plot.update_yaxes(type="log", row=1, col=1)
+    plot.update_yaxes(type="log", dtick=1, row=1, col=1)
     return plot
 
 
@@ -90,8 +91,8 @@ def federated_tables(found: Sequence[federated_top.Known], noises: Sequence[fede
     """A line a source and k; and the noise."""
     rows = []
     for each in found:
-        sent = f"k = {each.k}" if each.k else "three numbers"
-        nats = (_small(number) for number in (each.width, each.off, each.off_of_sent))
+        sent = f"k = {each.k}" if each.k else "the sum"
+        nats = (f"{number:.2g}" for number in (each.width, each.off, each.off_of_sent))
         rows.append([each.source, sent, str(each.numbers), *nats, f"{100 * each.held:.0f} %"])
     first = table(["scores", "sent", "numbers", "interval", "off", "what was sent alone", "held"], rows, left=(0, 1))
     lines = [
@@ -133,10 +134,6 @@ def federated_picture(found: Sequence[federated_top.Known]) -> go.Figure:
     plot.update_xaxes(type="log", title="k of 1000", tickvals=federated_top.LARGEST)
     plot.update_yaxes(type="log", dtick=1)
     return plot
-
-
-def _small(nats: float) -> str:
-    return "0" if nats < 1e-12 else f"{nats:.2g}"
 
 
 def _panels(*titles: str) -> go.Figure:

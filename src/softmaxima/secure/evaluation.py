@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError, check_choice, check_number, check_one_temperature, check_positive
-from softmaxima.secure.fixed_point import CONSTANT, FixedPoint
+from softmaxima.core.unquoted import read_scores
+from softmaxima.secure.fixed_point import CONSTANT, FixedPoint, fixed_point
 from softmaxima.secure.functions import FUNCTIONS
 from softmaxima.secure.library import ONE_AT_A_TIME, apart, runtime
 
@@ -88,7 +89,20 @@ def evaluate(
     >>> bool(abs(opened.value - sm.logsumexp(np.array([0.5, 1.0, 2.0]))) <= opened.error)
     True
     """
-    name = "evaluate"
+    return evaluated("evaluate", what, scores, bounds, bits, temperature, timeout, latency)
+
+
+def evaluated(
+    name: str,
+    what: str,
+    scores: Any,
+    bounds: Any,
+    bits: Any,
+    temperature: Any = 1.0,
+    timeout: Any = 60.0,
+    latency: Any = 0.0,
+) -> Opened:
+    """What `evaluate` gives, for a function of this name."""
     check_choice(name, "what", what, tuple(FUNCTIONS))
     tau, timeout = check_one_temperature(name, temperature), check_positive(name, "timeout", timeout)
     latency = check_number(name, "latency", latency, lambda seconds: 0 <= seconds < 60, "a number of seconds from 0 to 60")
@@ -99,7 +113,7 @@ def evaluate(
     n = sum(map(len, rows))
     if not n:
         raise ValueError(f"{name}: scores must be at least one, got none from {len(rows)} parties")
-    format = FixedPoint(n, bounds, bits)
+    format = fixed_point(name, n, bounds, bits)
     low, high = format.bounds
     for party, row in enumerate(rows):
         if ((row < low) | (row > high)).any():
@@ -111,9 +125,9 @@ def evaluate(
     orders = [order | {"scores": row.tolist()} for row in rows]
     if len(rows) == 1:
         with ONE_AT_A_TIME:
-            told = [apart(lambda: _alone(orders[0], format))]
+            told = [apart(lambda: _alone(name, orders[0], format))]
     else:
-        told = together(orders, timeout)
+        told = together(orders, timeout, name=name)
     value = np.asarray(told[0]["value"])
     opened = value if what == "softmax" else int(value) if what == "argmax" else float(value.reshape(()))
     error = {"logsumexp": format.error, "softmax": format.softmax_error, "argmax": format.spacing}[what]
@@ -125,11 +139,7 @@ def evaluate(
 
 def _row(name: str, party: int, row: Any, tau: float) -> np.ndarray:
     """x/τ of one party."""
-    from softmaxima.core.arguments import as_scores  # which loads torch, and each party does without
-
-    scores = as_scores(name, row).detach().double().cpu().numpy()
-    if scores.ndim != 1:
-        raise ValueError(f"{name}: scores of a party must be one row [n], got shape {scores.shape} of party {party}")
+    scores = read_scores(name, row, f" of party {party}")
     if not np.isfinite(scores).all():
         raise InputError.of_argument(
             name,
@@ -140,11 +150,11 @@ def _row(name: str, party: int, row: Any, tau: float) -> np.ndarray:
         return scores / tau
 
 
-def _alone(order: dict[str, Any], format: FixedPoint) -> dict[str, Any]:
+def _alone(name: str, order: dict[str, Any], format: FixedPoint) -> dict[str, Any]:
     mpc = runtime()
     if len(mpc.parties) > 1:
         raise RuntimeError(
-            f"evaluate: this process is one of {len(mpc.parties)} parties of mpyc; call sm.secure.logsumexp and its like"
+            f"{name}: this process is one of {len(mpc.parties)} parties of mpyc; call sm.secure.logsumexp and its like"
         )
     begun = time.perf_counter()
     x = format.numbers.array(np.array(order["scores"]), integral=False)
@@ -152,7 +162,9 @@ def _alone(order: dict[str, Any], format: FixedPoint) -> dict[str, Any]:
     return {"value": value, "bytes": 0, "seconds": time.perf_counter() - begun, "rounds": 0}
 
 
-def together(orders: Sequence[dict[str, Any]], timeout: float, absent: Collection[int] = ()) -> list[dict[str, Any]]:
+def together(
+    orders: Sequence[dict[str, Any]], timeout: float, absent: Collection[int] = (), name: str = "evaluate"
+) -> list[dict[str, Any]]:
     """What each party tells; all are ended before it returns. Those that are absent are never started."""
     processes, answers = {}, {}
     with contextlib.ExitStack() as open_until_then:
@@ -186,7 +198,7 @@ def together(orders: Sequence[dict[str, Any]], timeout: float, absent: Collectio
         told = {party: _told(file) for party, file in answers.items()}
     if all("value" in told.get(party, ()) for party in range(len(orders))):
         return list(told.values())
-    raise ConnectionError(f"evaluate: {_which(told, status, len(orders))} {timeout:g} s; nothing was released")
+    raise ConnectionError(f"{name}: {_which(told, status, len(orders))} {timeout:g} s; nothing was released")
 
 
 def _which(told: dict[int, dict[str, Any]], status: dict[int, int | None], count: int) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError, as_number, check_count, check_int
+from softmaxima.core.unquoted import kind_of
 
 HALF_WIDTH = 17 / 32  # of the interval about 3/2 in which s is, with what S may be off
 CELLS = 4096  # in which the error of exp is bounded
@@ -63,13 +64,15 @@ class FixedPoint:
     bits: int = 32
 
     def __post_init__(self) -> None:
-        name = "FixedPoint"
+        self._check("FixedPoint")
+
+    def _check(self, name: str) -> None:
         n = check_count(name, "n", self.n)
         bits = check_int(name, "bits", self.bits, lambda bits: 12 <= bits <= 64, "an int from 12 to 64")
         ends = self.bounds if isinstance(self.bounds, (tuple, list)) and len(self.bounds) == 2 else (None, None)
         low, high = (as_number(end) for end in ends)
         if low is None or high is None:
-            raise TypeError(f"{name}: bounds must be a pair (a, b) of numbers, got {self.bounds!r}")
+            raise TypeError(f"{name}: bounds must be a pair (a, b) of numbers, got {kind_of(self.bounds)}; pass two numbers")
         if not -FARTHEST <= low < high <= FARTHEST:
             raise InputError.of_argument(name, "bounds", f"must be within ±2³² with a < b, got ({low}, {high})")
         for what, value in (("n", n), ("bounds", (low, high)), ("bits", bits)):
@@ -220,3 +223,12 @@ def _pairs(errors: Iterator[float]) -> Iterator[tuple[float, float]]:
     for now in errors:
         yield now, before
         before = now
+
+
+def fixed_point(name: str, n: int, bounds: Any, bits: Any) -> FixedPoint:
+    """The `FixedPoint` that a function of this name makes."""
+    format = object.__new__(FixedPoint)
+    for what, value in (("n", n), ("bounds", bounds), ("bits", bits)):
+        object.__setattr__(format, what, value)
+    format._check(name)
+    return format

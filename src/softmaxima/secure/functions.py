@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from softmaxima.core.numbers import described
+from softmaxima.core.unquoted import kind_of
 from softmaxima.secure.fixed_point import FixedPoint
 from softmaxima.secure.library import runtime
 
@@ -142,7 +142,7 @@ def _series(z: Any, c: np.ndarray) -> Any:
 
 def _check(name: str, x: Any, format: Any) -> None:
     if not isinstance(format, FixedPoint):
-        raise TypeError(f"{name}: format must be a sm.secure.FixedPoint, got {described(format, 'the one whose numbers x is of')}")
+        raise TypeError(f"{name}: format must be a sm.secure.FixedPoint, got {kind_of(format)}; pass the one of x")
     if not isinstance(x, format.numbers.array):
         kind = type(x).__name__
         raise TypeError(f"{name}: x must be an array of format.numbers, got {kind}; call format.numbers.array(x, integral=False)")
