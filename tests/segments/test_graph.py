@@ -288,7 +288,7 @@ def test_what_is_wrong_is_said_at_once():
         graph.LogSumExpAggregation(1.0, normalise=True, gate=nn.Linear(4, 1))
     with pytest.raises(TypeError, match=r"^LogSumExpAggregation: normalise must be"):
         graph.LogSumExpAggregation(1.0, normalise=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^MapModule: .*'nonsense'"):
+    with pytest.raises(ValueError, match=r"^MapGATConv: .*'nonsense'"):
         graph.MapAggregation("nonsense")
     with pytest.raises(ValueError, match=r"^LogSumExpAggregation: ptr ends at 3, and x of shape \(8, 4\) has 8 edges along dim -2"):
         graph.LogSumExpAggregation()(X, ptr=torch.tensor([0, 1, 3]))
