@@ -79,7 +79,7 @@ def _of_edges(method: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, x: Any, edge_index: Any, *options: Any, **more: Any) -> Any:
         pairs = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
         if pairs and (edge_index.ndim != 2 or edge_index.shape[0] != 2):
-            repair = "call edge_index.T" if edge_index.ndim == 2 and edge_index.shape[1] == 2 else "give a node of each a row"
+            repair = "call edge_index.T" if edge_index.ndim == 2 and edge_index.shape[1] == 2 else "give two rows"
             raise ValueError(
                 f"{type(self).__name__}: edge_index must be [2, edges], the node that each edge comes from and the one it goes to, "
                 f"got shape {tuple(edge_index.shape)}; {repair}"
