@@ -59,6 +59,8 @@ def test_numbers_are_kept_and_shown(study: Study, tmp_path: Path):
     assert "ART" in report.peers_table(study)
     assert report.detection_table(study).count("|") > 20
     assert report.sentences(study).count("\n") == 4
+    assert all(line.startswith("- **Claim: ") for line in report.sentences(study).splitlines())
+    assert not any(label in report.sentences(study) for label in robustness_study.verdicts(study) if "-" in label)
     assert len(report.picture(study).data) > 8  # type: ignore[arg-type]
 
 
@@ -104,7 +106,9 @@ def test_a_verdict_follows_the_gain():
     assert "1 of 8 differences leaves out 0 (more: plain, sparsemax)." in said["robust-30"]
     assert said["detector-1ms"].startswith("time does not hold")
     none = robustness_study.verdicts(planted())
-    assert none["robust-30"].startswith("does not hold; none of 8 differences leaves out 0. In points on softmax, under all attacks:")
+    assert none["robust-30"].startswith(
+        "does not hold; none of 8 differences leaves out 0. In points on softmax, under all attacks:"
+    )
     assert none["temperature-defence"].startswith("at test time it does not hold")
     assert "leaves no more at any of them" in none["temperature-defence"]
 
