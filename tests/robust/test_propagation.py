@@ -87,7 +87,11 @@ X = normal(2, 4)
         (lambda: robust.interval_bound_propagation(nn.Dropout(), X, X), TypeError, "got Dropout"),
         (lambda: robust.interval_bound_propagation(nn.GELU(), X, X), TypeError, "got GELU"),
         (lambda: robust.interval_bound_propagation(nn.LeakyReLU(-1.0), X, X), TypeError, "got LeakyReLU"),
-        (lambda: robust.interval_bound_propagation(nn.ReLU(), X, X - 1), ValueError, "got 8 that are above it; exchange them"),
+        (
+            lambda: robust.interval_bound_propagation(nn.ReLU(), X, X - 1),
+            ValueError,
+            "got 8 that are above it, by up to 1; exchange them",
+        ),
         (lambda: robust.interval_bound_propagation(nn.ReLU(), X, X[:1]), ValueError, r"got \(2, 4\) of torch.float64 and \(1, 4\)"),
         (lambda: robust.interval_bound_propagation(nn.ReLU(), X.long(), X.long()), TypeError, "lower must be float64"),
         (lambda: robust.is_certified(X, X[:1], 0), ValueError, r"lower and upper must be of one shape, got \(2, 4\) and \(1, 4\)"),

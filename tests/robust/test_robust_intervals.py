@@ -231,11 +231,11 @@ X = normal(2, 3)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: robust.interval("softmax", X + 1, X), "lower must be at most upper, got one that is 1.0 above it; exchange them"),
+        (lambda: robust.interval("softmax", X + 1, X), r"got 6 that are above it, by up to 1; exchange them"),
         (lambda: robust.interval("softmax", X, X[:1]), r"lower and upper must be of one shape and dtype, got \(2, 3\)"),
         (lambda: robust.interval("softmax", X, X.float()), "lower and upper must be of one shape and dtype"),
         (lambda: robust.interval("softmax", X.clone().fill_(-math.inf), X), "a score must be −∞ in both ends or in neither"),
-        (lambda: robust.interval("softmax", X, X.to("meta")), "upper must be on the device of the scores"),
+        (lambda: robust.interval("softmax", X, X.to("meta")), "upper must be on the device of lower, cpu, got meta"),
         (lambda: robust.interval("proportional", X, X, f=torch.abs), r"f must be one whose ends .* got abs; pass one of these"),
     ],
 )

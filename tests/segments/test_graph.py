@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -288,10 +290,39 @@ def test_what_is_wrong_is_said_at_once():
         graph.LogSumExpAggregation(1.0, normalise=True, gate=nn.Linear(4, 1))
     with pytest.raises(TypeError, match=r"^LogSumExpAggregation: normalise must be"):
         graph.LogSumExpAggregation(1.0, normalise=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^MapModule: .*'nonsense'"):
-        graph.MapAggregation("nonsense")
     with pytest.raises(ValueError, match=r"^LogSumExpAggregation: ptr ends at 3, and x of shape \(8, 4\) has 8 edges along dim -2"):
         graph.LogSumExpAggregation()(X, ptr=torch.tensor([0, 1, 3]))
+
+
+WITH_MAPS: dict[str, Any] = {
+    "MapAggregation": graph.MapAggregation,
+    **{make.__name__: functools.partial(make, 4, 3) for make in (graph.MapGATConv, graph.MapGATv2Conv, graph.MapTransformerConv)},
+}
+
+
+@pytest.mark.parametrize("name", WITH_MAPS)
+def test_parameters_beside_a_name_are_the_maps(name: str):
+    make = WITH_MAPS[name]
+    layer = make(map="entmax", alpha=1.3, temperature=sm.Temperature(2.0))
+    assert layer.map.alpha == 1.3
+    assert float(layer.map.temperature().detach()) == pytest.approx(2.0)
+    for options, said in (
+        ({"map": "nonsense"}, "unknown map 'nonsense'"),
+        ({"map": 3}, "map must be the name or the function of a map, or a Map, got int"),
+        ({"map": "sparsemax", "alpha": 1.3}, "unknown parameter alpha of sparsemax; this map takes: none"),
+        ({"map": "entmax", "alpha": 0.3}, "alpha must be at least 1 and finite, got 0.3"),
+        ({"map": "entmax", "temperature": -1.0}, "temperature must be positive"),
+        ({"map": sm.Entmax(alpha=1.3), "alpha": 1.3}, r"a module has .* of its own, got alpha .* give them to Entmax\("),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^{name}: {said}"):
+            make(**options)
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_MAPS if name != "MapAggregation"])
+def test_edges_that_are_no_pairs_are_refused(name: str):
+    for edges, got in ((torch.zeros(5, 2), r"\(5, 2\); call edge_index.T"), (torch.zeros(5), r"\(5,\); give two rows")):
+        with pytest.raises(ValueError, match=rf"^{name}: edge_index must be \[2, edges\].*, got shape {got}"):
+            WITH_MAPS[name]()(X.float(), edges.long())
 
 
 @pytest.mark.parametrize("make", [graph.LogSumExpAggregation, graph.MapAggregation], ids=lambda make: make.__name__)

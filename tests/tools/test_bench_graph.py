@@ -40,6 +40,10 @@ def test_bench_graph_measures_and_writes(run: Run, tmp_path: Path):
         assert result.seconds.keys() == {bench.OURS, bench.INDEX, bench.PEER}
         assert result.ratios[bench.PEER].median == pytest.approx(result.seconds[bench.PEER] / result.seconds[bench.OURS], rel=20)
     assert "softmax, forward, edges in order" in report.markdown(found)
+    for result in found.results:
+        ours, index, peer = (result.seconds[way] for way in (bench.OURS, bench.INDEX, bench.PEER))
+        told = [cell.split(" ")[0] for cell in report.cells(found, result)[-3:]]
+        assert told == [f"{index / ours:.2f}", f"{peer / ours:.2f}", f"{peer / index:.2f}"]  # one statistic
     assert len(report.picture(found).data) == 6
     assert json.loads(path.read_text())["versions"]["torch-geometric"]
 
@@ -204,7 +208,11 @@ def test_gains_are_paired_and_say_no_more_than_they_know(tmp_path: Path):
     assert "points on sum, not told apart" in said
     ceilings = {"task": [0.9, 0.95, 0.9]}
     assert graph_study_report.markdown_table(found, ceilings).count("\n") == 6
-    assert len(graph_study_report.picture(found, ceilings).data) == 2
+    plot = graph_study_report.picture(found, ceilings)
+    assert len(plot.data) == 2
+    bars = plot.data[0]
+    assert all(mean + above <= 100 + 1e-9 for mean, above in zip(bars.x, bars.error_x.array, strict=True))
+    assert plot.layout.xaxis.range[1] > 100
     path = tmp_path / "study.json"
     graph_study.write(found, ceilings, {"threads": 1}, path)
     assert graph_study.read(path) == (found, ceilings)

@@ -59,6 +59,8 @@ def test_numbers_are_kept_and_shown(study: Study, tmp_path: Path):
     assert "ART" in report.peers_table(study)
     assert report.detection_table(study).count("|") > 20
     assert report.sentences(study).count("\n") == 4
+    assert all(line.startswith("- **Claim: ") for line in report.sentences(study).splitlines())
+    assert not any(label in report.sentences(study) for label in robustness_study.verdicts(study) if "-" in label)
     assert len(report.picture(study).data) > 8  # type: ignore[arg-type]
 
 

@@ -146,8 +146,9 @@ class MapAggregation(NotScripted, Aggregation):
     """A mean of a node's neighbours whose weights are a map of their scores, Σ_e p_e x_e, p = map(s/τ) over the neighbours.
 
     Args:
-        map: a name or a function of a map, or its module with temperature and parameters, which may learn:
+        map: a name or a function of a map, or its module, which has temperature and parameters of its own:
             `sm.Entmax(alpha=1.3, temperature=sm.Temperature(1.0))`. Of maps with exact zeros a node leaves neighbours out.
+        params: of a name or a function, temperature and parameters of the map, which may learn: `alpha=1.3`.
         gate: a network from x [edges, channels] to the scores s, [edges, 1] or of x's shape. Without it s = x, channel by channel,
             which with softmax is `SoftmaxAggregation` of torch_geometric, and tends to the largest as τ → 0.
 
@@ -156,7 +157,8 @@ class MapAggregation(NotScripted, Aggregation):
     result has x's dtype; sums of narrower ones than float32 are taken in that.
 
     Raises:
-        TypeError or ValueError for what is no map, and a gate that is no module, or makes another shape.
+        TypeError or ValueError for what is no map, a parameter that the map does not take, and a gate that is no module, or makes
+        another shape.
 
     Cost: as for `segment_map`, and two reads and three writes of x.
 
@@ -166,9 +168,9 @@ class MapAggregation(NotScripted, Aggregation):
     tensor([[0.8800]])
     """
 
-    def __init__(self, map: AnyMap | MapModule = "softmax", gate: nn.Module | None = None) -> None:
+    def __init__(self, map: AnyMap | MapModule = "softmax", gate: nn.Module | None = None, **params: Any) -> None:
         super().__init__()
-        self.map = held_map(map)
+        self.map = held_map(type(self).__name__, map, params)
         self.gate = check_gate(type(self).__name__, gate)
         self._first = first_numbers(self, "map")
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 import torch_geometric
 import torch_geometric.nn as pyg
 from torch import Tensor
@@ -64,6 +66,29 @@ def _check_calls_softmax(name: str, method: Callable[..., Tensor]) -> None:
         )
 
 
+@functools.cache
+def _options(parent: type) -> frozenset[str]:
+    """What a layer of torch_geometric takes by name."""
+    return frozenset(name for each in (parent, pyg.MessagePassing) for name in inspect.signature(each.__init__).parameters)
+
+
+def _of_edges(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward pass, which says what edges it is not for."""
+
+    @functools.wraps(method)
+    def forward(self: Any, x: Any, edge_index: Any, *options: Any, **more: Any) -> Any:
+        pairs = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+        if pairs and (edge_index.ndim != 2 or edge_index.shape[0] != 2):
+            repair = "call edge_index.T" if edge_index.ndim == 2 and edge_index.shape[1] == 2 else "give two rows"
+            raise ValueError(
+                f"{type(self).__name__}: edge_index must be [2, edges], the node that each edge comes from and the one it goes to, "
+                f"got shape {tuple(edge_index.shape)}; {repair}"
+            )
+        return method(self, x, edge_index, *options, **more)
+
+    return forward
+
+
 class _MapConv(NotScripted, pyg.MessagePassing):
     """What layers with a map have beside what their parents have."""
 
@@ -72,8 +97,9 @@ class _MapConv(NotScripted, pyg.MessagePassing):
 
     def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
         _check_calls_softmax(type(self).__name__, getattr(self._parent, self._attends))
-        super().__init__(*options, **more)
-        self.map = held_map(map)
+        known = _options(self._parent)
+        super().__init__(*options, **{name: value for name, value in more.items() if name in known})
+        self.map = held_map(type(self).__name__, map, {name: value for name, value in more.items() if name not in known})
         self._first = first_numbers(self, "map")
 
     def reset_parameters(self) -> None:
@@ -90,12 +116,13 @@ class MapGATConv(_MapConv, pyg.GATConv):
     """`torch_geometric.nn.GATConv` with any map as its attention: sparse ones leave neighbours out.
 
     Args:
-        map: a name or a function of a map, or its module with temperature and parameters, which may learn: `sm.Sparsemax()`,
+        map: a name or a function of a map, or its module, which has temperature and parameters of its own: `sm.Sparsemax()`,
             `sm.Entmax(alpha=torch.nn.Parameter(torch.tensor(1.5)))`. The module's dim has no meaning here.
-        options, more: those of torch_geometric's.
+        options, more: those of torch_geometric's, and of a name or a function temperature and parameters of the map: `alpha=1.3`.
 
     Raises:
-        TypeError or ValueError for what is no map, ImportError where torch_geometric's own layer calls no softmax that a map could
+        TypeError or ValueError for what is no map, an argument that neither torch_geometric's layer nor the map takes, and an
+        edge_index that is not [2, edges]; ImportError where torch_geometric's own layer calls no softmax that a map could
         take the place of, and what torch_geometric raises.
 
     `reset_parameters` gives what learns of the map the numbers it had at first.
@@ -110,6 +137,7 @@ class MapGATConv(_MapConv, pyg.GATConv):
 
     _parent, _attends = pyg.GATConv, "edge_update"
     edge_update = _with_map(pyg.GATConv.edge_update)
+    forward = _of_edges(pyg.GATConv.forward)
 
 
 class MapGATv2Conv(_MapConv, pyg.GATv2Conv):
@@ -125,6 +153,7 @@ class MapGATv2Conv(_MapConv, pyg.GATv2Conv):
 
     _parent, _attends = pyg.GATv2Conv, "edge_update"
     edge_update = _with_map(pyg.GATv2Conv.edge_update)
+    forward = _of_edges(pyg.GATv2Conv.forward)
 
 
 class MapTransformerConv(_MapConv, pyg.TransformerConv):
@@ -140,3 +169,4 @@ class MapTransformerConv(_MapConv, pyg.TransformerConv):
 
     _parent, _attends = pyg.TransformerConv, "message"
     message = _with_map(pyg.TransformerConv.message)
+    forward = _of_edges(pyg.TransformerConv.forward)

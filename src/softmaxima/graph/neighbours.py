@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 from torch_geometric import Index
 
 from softmaxima.core.arguments import check_dim
-from softmaxima.core.contract import AnyMap, Map
-from softmaxima.core.numbers import described
+from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.core.modules import held_value
+from softmaxima.core.numbers import TEMPERATURE, described
 from softmaxima.core.tracing import is_recorded, outside_compilers, transforming
 from softmaxima.maps import MapModule
 from softmaxima.segments import segment_map
@@ -47,9 +49,21 @@ class NotScripted:
         )
 
 
-def held_map(map: AnyMap | MapModule) -> MapModule:
-    """A map with its temperature and parameters, which may learn; a name or a function means those of the map by default."""
-    return map if isinstance(map, MapModule) else MapModule(map, 0)
+def held_map(name: str, map: AnyMap | MapModule, options: Mapping[str, Any]) -> MapModule:
+    """A map with its temperature and parameters, which may learn; a module has its own."""
+    if isinstance(map, MapModule):
+        if options:
+            own, got = type(map).__name__, ", ".join(options)
+            raise TypeError(
+                f"{name}: a module has temperature and parameters of its own, got {got} beside it; give them to {own}(…)"
+            )
+        return map
+    found = find_map(map, name)
+    params = found.complete({key: value for key, value in options.items() if key != "temperature"}, name)
+    for parameter in found.params:
+        parameter.held(name, params[parameter.name])
+    held_value(name, "temperature", options.get("temperature", 1.0), *TEMPERATURE)
+    return MapModule(found, 0, **options)
 
 
 def said_map(held: MapModule) -> str:

@@ -10,7 +10,8 @@ from softmaxima.report.heads import seconds
 from softmaxima.report.markdown import table
 
 CAPTION = (
-    "Seconds with Segments that were found before, and the time of each other way / that: the median over turns and their range. "
+    "Seconds with Segments that were found before, the median over turns; and quotients of such medians, as in the picture, after "
+    "each of ours the range that the quotients of single turns have. "
     "index: ours of an index, which is looked at and put in order in each call. torch_geometric: its softmax, and logsumexp made "
     "of its scatter; it has no sparsemax. copies: our time in copies of the scores."
 )
@@ -22,12 +23,17 @@ def headings() -> list[str]:
 
 def cells(benchmark: Benchmark, result: Result) -> list[str]:
     """A row of a table."""
-    ratios = [result.ratios.get(way) for way in (INDEX, PEER)]
-    times = ("" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})" for ratio in ratios)
-    peer = result.seconds.get(PEER)
-    to_index = "" if peer is None else f"{peer / result.seconds[INDEX]:.2f}"
     copies = f"{result.seconds[OURS] / benchmark.copy:.1f}"
-    return [str(result.case), seconds(result.seconds[OURS]), copies, *times, to_index]
+    over_ours = (
+        f"{over} ({result.ratios[way].low:.2f}–{result.ratios[way].high:.2f})" if (over := quotient(result, way, OURS)) else ""
+        for way in (INDEX, PEER)
+    )
+    return [str(result.case), seconds(result.seconds[OURS]), copies, *over_ours, quotient(result, PEER, INDEX)]
+
+
+def quotient(result: Result, way: str, over: str) -> str:
+    """Of the medians of seconds; nothing where there is no such way."""
+    return f"{result.seconds[way] / result.seconds[over]:.2f}" if way in result.seconds else ""
 
 
 def made_with(benchmark: Benchmark) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, like_input, rows_last
+from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, check_scores, like_input, rows_last
+from softmaxima.core.error_free import two_sum
 from softmaxima.core.numbers import as_number
 from softmaxima.core.tracing import is_concrete
 
@@ -54,17 +55,72 @@ def narrowed(value: Tensor, dtype: torch.dtype, towards: float) -> Tensor:
     return torch.where(near.isfinite(), near + (safe - near.detach()), safe)
 
 
-def prepared(name: str, x: Any, radius: Any, dim: Any, temperature: Any, where: Any) -> Rows:
-    """The rows, with a radius ≥ 0, a number or one a row."""
+def prepared(name: str, x: Any, radius: Any, dim: Any, temperature: Any, where: Any, level: Any = None) -> Rows:
+    """The rows, with a radius ≥ 0, a number or one a row; less the largest of `level` along dim, where that is given.
+
+    A map that does not move with a constant is taken of x − max x, which is nearly exact: beside 1e14, ε would be rounded away.
+    """
     scores = as_scores(name, x)
     axis, rows, tau, mask = rows_last(name, scores, dim, temperature, where)
     radius = check_per_row(name, "radius", radius, scores if scores.ndim else rows, axis, *RADIUS)
     if isinstance(radius, Tensor) and radius.ndim:
         radius = radius.movedim(axis, -1)
     wide = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)
+    if level is not None and wide.shape[-1]:
+        most = rows_last(name, as_scores(name, level), dim, 1.0, where)[1].detach().double()
+        wide = wide - largest(most if mask is None else most.masked_fill(~mask, -math.inf))
     tau = tau.double() if isinstance(tau, Tensor) else tau
     radius = torch.as_tensor(radius, dtype=torch.float64, device=wide.device) / tau
     return Rows(wide / tau, radius.expand(*wide.shape[:-1], 1), tau, axis, x)
+
+
+def largest(z: Tensor) -> Tensor:
+    """The largest score of each row [..., 1], without a gradient; 0 where it is not finite."""
+    top = z.detach().amax(-1, keepdim=True)
+    return torch.where(top.isfinite(), top, 0.0)
+
+
+def moved(z: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    """(z − by, z + by), by ≥ 0, each rounded outward; their slopes are those of z − by and z + by."""
+    return -_up(-z, by), _up(z, by)
+
+
+def _up(z: Tensor, by: Tensor) -> Tensor:
+    near, left = two_sum(z, by)
+    safe = torch.nextafter(near.detach(), torch.full_like(near, math.inf, requires_grad=False))
+    return torch.where(left > 0, safe + (near - near.detach()), near)
+
+
+def check_ends(name: str, lower: Any, upper: Any, dtypes: bool = True, tensors: bool = False) -> tuple[Tensor, Tensor]:
+    """Both ends, of one shape and device and, unless `dtypes` is False, of one dtype, the lower nowhere above the upper."""
+    if tensors:
+        lower, upper = check_tensor(name, "lower", lower), check_tensor(name, "upper", upper)
+    low, high = as_scores(name, lower, "lower"), as_scores(name, upper, "upper")
+    if low.device != high.device:
+        where = str(low.device)
+        raise ValueError(f"{name}: upper must be on the device of lower, {where}, got {high.device}; call upper.to({where!r})")
+    if low.shape != high.shape or (dtypes and low.dtype != high.dtype):
+        kind = lambda end: f"{tuple(end.shape)}" + (f" of {end.dtype}" if dtypes else "")
+        raise ValueError(
+            f"{name}: lower and upper must be of one shape{' and dtype' if dtypes else ''}, got {kind(low)} and {kind(high)}; "
+            f"broadcast {'or cast ' if dtypes else ''}one to the other"
+        )
+    if is_concrete(low) and is_concrete(high) and bool((low > high).any()):
+        gap = float((low.double() - high.double()).nan_to_num(0.0).max())
+        count = int((low > high).sum())
+        raise ValueError(
+            f"{name}: lower must be at most upper, got {count} that {'is' if count == 1 else 'are'} above it, by up to {gap:.6g}; "
+            "exchange them"
+        )
+    return low, high
+
+
+def check_tensor(name: str, what: str, x: Any) -> Tensor:
+    """Floating-point numbers of a torch tensor: what a network takes."""
+    if not isinstance(x, Tensor):
+        repair = f"call torch.from_numpy({what})" if type(x).__module__ == "numpy" else "call torch.tensor()"
+        raise TypeError(f"{name}: {what} must be a torch.Tensor, as networks take it, got {type(x).__name__}; {repair}")
+    return check_scores(name, x, what)
 
 
 def is_broken(*ends: Tensor) -> Tensor:
@@ -74,7 +130,7 @@ def is_broken(*ends: Tensor) -> Tensor:
 
 def check_norm(name: str, norm: Any) -> float:
     """1, 2 or ∞."""
-    number = math.inf if norm == "inf" else as_number(norm)
+    number = as_number(norm)
     if number not in NORMS:
         raise ValueError(f"{name}: norm must be 1, 2 or math.inf, got {norm!r}; pass one of these")
     return number

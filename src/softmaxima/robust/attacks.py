@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, check_device
+from softmaxima.core.arguments import check_device
 from softmaxima.core.numbers import as_number, check_choice, check_count, check_flag, check_number, check_positive
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
-from softmaxima.robust.arguments import RADIUS, check_classes, check_norm
+from softmaxima.robust.arguments import RADIUS, check_classes, check_norm, check_tensor
 from softmaxima.robust.margins import margins
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -59,6 +59,8 @@ class Attacked(NamedTuple):
     misled: Tensor  # bool [rows]
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def attack(
     model: Callable[[Tensor], Tensor],
     inputs: Tensor,
@@ -81,8 +83,9 @@ def attack(
     certify).
 
     Args:
-        model: from inputs [rows, …] to scores [rows, classes], of which gradients can be taken; in the mode that it is in.
-        inputs: [rows, …], floating point, within the limits.
+        model: from inputs [rows, …] to scores [rows, classes], of which gradients can be taken; in the mode that it is in. It is
+            given copies, which it may write over.
+        inputs: [rows, …], a floating-point tensor, within the limits.
         target: the right class of each row.
         radius: ε ≥ 0, under `norm` (1, 2 or `math.inf`) of all inputs of a row together.
         loss: "margin" (Carlini & Wagner's), "dlr", "cross_entropy", or a function from (scores, target) to one number a row to
@@ -96,11 +99,13 @@ def attack(
 
     Returns (inputs, misled): of each row the point that misled the model with the greatest loss, or else that of the greatest loss.
 
-    A row is misled where the right score is not above all others: a tie misleads, and so do scores that are NaN.
+    A row is misled where the right score is not above all others: a tie misleads, and so do scores that become NaN. It is found
+    under `torch.no_grad` and `torch.inference_mode` as elsewhere.
 
     Raises:
-        TypeError or ValueError for arguments that cannot be used, before any step; ValueError for a model without a gradient by its
-        inputs, and for a gradient or a loss that is NaN where the scores are not, for such a model would seem to withstand.
+        TypeError or ValueError for arguments that cannot be used, before any step; ValueError for a model that gives NaN for the
+        inputs as they are or has no gradient by them, for a gradient that is NaN where the scores are not, and for a loss that is
+        NaN or +∞ where the model is right, for such a model would seem to withstand.
 
     Cost: a forward and a backward pass a step.
 
@@ -114,7 +119,7 @@ def attack(
     tensor([ True, False])
     """
     name = "attack"
-    x = as_scores(name, inputs, "inputs").detach()
+    x = check_tensor(name, "inputs", inputs).detach().clone()
     norm, radius = check_norm(name, norm), check_number(name, "radius", radius, *RADIUS)
     if x.ndim < 2:
         raise ValueError(f"{name}: inputs must be [rows, …], got shape {tuple(x.shape)}; call .unsqueeze(0) for a single row")
@@ -122,6 +127,8 @@ def attack(
         raise ValueError(f"{name}: inputs must have numbers to move, got shape {tuple(x.shape)}; give rows with some")
     if not callable(model):
         raise TypeError(f"{name}: model must be a function from inputs to scores, got {type(model).__name__}; pass a network")
+    if not callable(advanced):
+        raise TypeError(f"{name}: advanced must be a function that takes nothing, got {advanced!r}; leave it out for none")
     if not bool(x.isfinite().all()):
         raise ValueError(f"{name}: inputs must be finite, got {int((~x.isfinite()).sum())} that are not; leave those rows out")
     of = loss if callable(loss) else ATTACK_LOSSES[check_choice(name, "loss", loss, tuple(ATTACK_LOSSES))]
@@ -130,13 +137,18 @@ def attack(
     stop, rng = check_flag(name, "stop", stop), as_torch_generator(name, generator)
     low, high = _limits(name, limits, x)
     with torch.no_grad():
-        first = model(x)
+        first = model(x.clone())
     if not isinstance(first, Tensor) or not first.is_floating_point():
         got = first.dtype if isinstance(first, Tensor) else type(first).__name__
         raise TypeError(f"{name}: model must give scores in a floating-point tensor, got {got}; an attack needs their gradients")
     if first.ndim != 2 or len(first) != len(x):
         raise ValueError(f"{name}: model must give scores [{len(x)}, classes], got shape {tuple(first.shape)}; reshape them")
-    classes = check_device(name, "target", check_classes(name, target, first), x)
+    if broken := int(first.isnan().any(-1).sum()):
+        raise ValueError(
+            f"{name}: model gives NaN for {broken} of {len(x)} inputs as they are, of which nothing can be said; mend it, or leave "
+            "those rows out"
+        )
+    classes = check_device(name, "target", check_classes(name, target, first), x).clone()
 
     best, best_loss = x.clone(), torch.full(x.shape[:1], -math.inf, dtype=first.dtype, device=x.device)
     misled = torch.zeros(x.shape[:1], dtype=torch.bool, device=x.device)
@@ -144,9 +156,8 @@ def attack(
         at = x if restart == 0 else _project(x, _drawn(x, radius, norm, rng), radius, norm, low, high)
         for number in range(steps + 1):
             at = at.detach().requires_grad_(number < steps)
-            with torch.enable_grad():
-                scores = model(at)
-                value = of(scores, classes)
+            scores = model(at.clone())
+            value = of(scores, classes)
             if not isinstance(value, Tensor) or value.shape != classes.shape:
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"{name}: loss must give one number a row, {tuple(classes.shape)}, got {got}; do not reduce it")
@@ -155,8 +166,10 @@ def attack(
             better = better & ~misled if stop else better
             best = torch.where(_like(better, x), at.detach(), best)
             best_loss, misled = torch.where(better, value.detach().to(best_loss), best_loss), misled | wrong
-            if bool((value.detach().isnan() & ~wrong).any()):
-                raise ValueError(f"{name}: loss is NaN where the scores are not, so that the attack is blind; give another loss")
+            blind = (value.detach().isnan() | (value.detach() == math.inf)) & ~wrong
+            if bool(blind.any()):
+                what = "NaN" if bool(value.detach()[blind].isnan().any()) else "+∞"
+                raise ValueError(f"{name}: loss is {what} where the model is right, so that the attack is blind; give another loss")
             if number < steps:
                 slope = _slope(name, value, at, wrong)
                 delta = at.detach().double() - x.double() + step * _direction(slope, norm)

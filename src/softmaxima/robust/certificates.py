@@ -18,6 +18,7 @@ from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_number, check_positive
 from softmaxima.robust.arguments import check_classes, check_norm, is_broken, prepared
 from softmaxima.robust.intervals import parameters
+from softmaxima.robust.layers import check_layer
 from softmaxima.robust.margins import SLOPE, margins
 from softmaxima.robust.probabilities import worst_at
 
@@ -103,7 +104,7 @@ def probability_radius(
     found, norm = find_map(map, name), check_norm(name, norm)
     level = check_number(name, "level", level, lambda p: 0 < p < 1, "a number between 0 and 1")
     lipschitz = check_positive(name, "lipschitz", lipschitz)
-    rows = prepared(name, x, 0.0, dim, temperature, where)
+    rows = prepared(name, x, 0.0, dim, temperature, where, x if found.properties.shift_invariant else None)
     classes = check_classes(name, target, rows.z).unsqueeze(-1)
     scores = as_scores(name, x)
     values = parameters(name, found, params, scores if scores.ndim else scores.reshape(1), rows.dim)
@@ -134,10 +135,11 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
             forward pass may be another. A softplus that becomes x below 40 (20 is PyTorch's default) falls there, and has no L:
             set its `threshold` to 40, which changes what it gives by e^−20/β at most.
         norm: of inputs and scores, 1 (the largest column sum of |W|), 2 (the largest singular value) or `math.inf` (the largest
-        row sum).
+            row sum).
 
     Raises:
-        TypeError for a layer whose norm is not known here; ValueError for another norm.
+        TypeError for a layer whose norm is not known here, one with hooks, as those of `weight_norm` and `prune`, and one with a
+            forward pass of its own; ValueError for another norm, a weight that is not finite, and a slope that is NaN.
 
     Cost: a read of the weights, and their singular values under ℓ2. As a rule it is far above the least L there is. It is that of
     the weights, to the rounding of float64; what a network itself rounds is not in it.
@@ -150,6 +152,7 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
     """
     name = "lipschitz_bound"
     norm = check_norm(name, norm)
+    check_layer(name, model)
     kind: type = type(model)  # a subclass may have a forward pass of its own
     if kind is nn.Sequential:
         return math.prod(lipschitz_bound(layer, norm) for layer in model)  # type: ignore[arg-type]
@@ -158,10 +161,10 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
     if kind in NOT_EXPANDING or (kind is nn.Dropout and not model.training):
         return 1.0
     if isinstance(model, nn.LeakyReLU) and kind is nn.LeakyReLU:
-        return max(1.0, abs(model.negative_slope))
+        return max(1.0, abs(float(model.negative_slope)))
     if isinstance(model, nn.ELU) and kind is nn.ELU:
-        return max(1.0, abs(model.alpha))
-    if isinstance(model, nn.Softplus) and kind is nn.Softplus:
+        return max(1.0, abs(float(model.alpha)))
+    if isinstance(model, nn.Softplus) and kind is nn.Softplus and model.beta > 0:
         if model.threshold >= UNSEEN:
             return 1.0
         raise TypeError(
@@ -171,5 +174,5 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
         )
     raise TypeError(
         f"{name}: model must be nn.Linear, functions whose slope is known, or nn.Sequential of these, and no subclass, "
-        f"got {kind.__name__}; bound that layer otherwise, and multiply"
+        f"got {model}; bound that layer otherwise, and multiply"
     )

@@ -38,6 +38,13 @@ STATISTICS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
+def _rows(name: str, x: Any, dim: Any) -> Tensor:
+    """Scores with their classes last; a number is a row of one."""
+    scores = as_scores(name, x)
+    axis = check_dim(name, dim, scores.ndim)
+    return scores.movedim(axis, -1) if scores.ndim else scores.reshape(1)
+
+
 @dataclass(frozen=True)
 class Detector:
     """Suspects rows whose statistic is below a threshold. Made by `fit_detector`, or with a threshold of one's own.
@@ -67,8 +74,7 @@ class Detector:
 
     def values(self, x: Array, dim: int = -1) -> Any:
         """The statistic, one number a row: low where a row looks attacked."""
-        scores = as_scores("Detector", x)
-        rows = scores.movedim(check_dim("Detector", dim, scores.ndim), -1)
+        rows = _rows("Detector", x, dim)
         return like_input(STATISTICS[self.statistic](rows, self.temperature), x)
 
     def __call__(self, x: Array, dim: int = -1) -> Any:
@@ -80,12 +86,14 @@ class Detector:
 def fit_detector(
     x: Array, statistic: str = "margin", false_alarms: float = 0.05, dim: int = -1, *, temperature: float = 1.0
 ) -> Detector:
-    """The detector that suspects the given share of ordinary rows.
+    """The detector that suspects the given share of ordinary rows, or less where rows tie.
+
+    Rows whose number is the threshold are not suspected: of rows that are all alike, none is.
 
     Args:
         x: scores of ordinary inputs, a tensor or an array, that the model was not trained on.
         statistic: "margin", "entropy" or "energy".
-        false_alarms: the share of these rows that is suspected, in (0, 1).
+        false_alarms: the share of these rows that is suspected at most, in (0, 1).
         dim: the axis of classes.
         temperature: τ of the entropy and the energy.
 
@@ -103,8 +111,7 @@ def fit_detector(
     """
     share = check_number("fit_detector", "false_alarms", false_alarms, lambda number: 0 < number < 1, "a number between 0 and 1")
     detector = Detector(statistic, 0.0, temperature)
-    scores = as_scores("fit_detector", x)
-    rows = scores.detach().movedim(check_dim("fit_detector", dim, scores.ndim), -1)
+    rows = _rows("fit_detector", x, dim).detach()
     if rows[..., :1].numel() == 0 and rows.shape[-1]:
         raise ValueError(f"fit_detector: there must be ordinary rows to go by, got scores of shape {tuple(x.shape)}; give some")
     if bool((rows.isnan() | (rows == math.inf)).any()):

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_device
+from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.tracing import is_concrete
 from softmaxima.maps.taylor_softmax import polynomial
-from softmaxima.robust.arguments import is_broken, prepared
+from softmaxima.robust.arguments import check_ends, is_broken, prepared
 from softmaxima.robust.corners import corner, rows_of
 from softmaxima.robust.nucleus import of_a_nucleus
 
@@ -92,21 +92,13 @@ def interval(
     """
     name = "interval"
     found = find_map(map, name)
-    low_scores, high_scores = as_scores(name, lower, "lower"), as_scores(name, upper, "upper")
-    check_device(name, "upper", high_scores, low_scores)
-    if low_scores.shape != high_scores.shape or low_scores.dtype != high_scores.dtype:
-        raise ValueError(
-            f"{name}: lower and upper must be of one shape and dtype, got {tuple(low_scores.shape)} of {low_scores.dtype} and "
-            f"{tuple(high_scores.shape)} of {high_scores.dtype}; broadcast or cast one to the other"
-        )
-    if is_concrete(low_scores) and is_concrete(high_scores):
-        if bool((low_scores > high_scores).any()):
-            gap = float((low_scores.double() - high_scores.double()).nan_to_num(0.0).max())
-            raise ValueError(f"{name}: lower must be at most upper, got one that is {gap} above it; exchange them")
-        if bool(((low_scores == -math.inf) != (high_scores == -math.inf)).any()):
-            raise ValueError(f"{name}: a score must be −∞ in both ends or in neither, got one in lower alone; give it a finite end")
-    rows = prepared(name, lower, 0.0, dim, temperature, where)
-    high = prepared(name, upper, 0.0, dim, temperature, where).z
+    low_scores, high_scores = check_ends(name, lower, upper)
+    alone = (low_scores == -math.inf) != (high_scores == -math.inf)
+    if is_concrete(alone) and bool(alone.any()):
+        raise ValueError(f"{name}: a score must be −∞ in both ends or in neither, got one in lower alone; give it a finite end")
+    level = high_scores if found.properties.shift_invariant else None
+    rows = prepared(name, lower, 0.0, dim, temperature, where, level)
+    high = prepared(name, upper, 0.0, dim, temperature, where, level).z
     axis_scores = low_scores if low_scores.ndim else low_scores.reshape(1)
     values = parameters(name, found, params, axis_scores, rows.dim)
     least, most = bounds_of(found, rows.z, high, values)
@@ -134,9 +126,13 @@ def bounds_of(map: Map, low: Tensor, high: Tensor, params: Params) -> Bounds:
 
 
 def ordered(lower: Tensor, upper: Tensor) -> Bounds:
-    """Ends that are equal but for the rounding of a map, in order; the slopes of ends that are equal stay their own."""
+    """Ends that are equal but for the rounding of a map, in order. The slope of each end stays its own."""
     crossed = lower > upper
-    return torch.where(crossed, upper, lower), torch.where(crossed, lower, upper)
+    slope = lambda end: torch.where(crossed, end - end.detach(), 0.0)  # a number that is 0
+    return (
+        torch.where(crossed, upper.detach() + slope(lower), lower),
+        torch.where(crossed, lower.detach() + slope(upper), upper),
+    )
 
 
 def bounds_at(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
@@ -193,8 +189,9 @@ def _check_function(name: str, params: Params) -> None:
 def _ends(f: Callable[[Tensor], Tensor], lowest: float, low: Tensor, high: Tensor) -> Bounds:
     """The scores between two at which a convex f, least at `lowest`, is least and greatest."""
     masked = high == -math.inf
-    most = torch.where(f(high) >= f(low), high, low)
-    fewest = torch.minimum(torch.maximum(low, low.new_tensor(lowest)), high)
+    falls, rises = high <= lowest, low >= lowest  # also between two that are equal: the slopes are those of each end
+    most = torch.where(rises | (~falls & (f(high) >= f(low))), high, low)
+    fewest = torch.where(rises, low, torch.where(falls, high, lowest))
     return torch.where(masked, -math.inf, fewest), torch.where(masked, -math.inf, most)
 
 

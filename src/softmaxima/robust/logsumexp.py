@@ -20,7 +20,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import check_flag
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
-from softmaxima.robust.arguments import check_norm, prepared
+from softmaxima.robust.arguments import check_norm, largest, prepared
 from softmaxima.robust.stationary import LEAST_RADIUS, first_order, greatest, least
 
 # Below these the direction is that of ε → 0, and so the gradient by ε at 0 that from the right.
@@ -60,8 +60,8 @@ def worst_logsumexp(
         dim, temperature, where: as for `softmax`.
 
     Returns (value, perturbation, bound). Gradients of value, by x and by ε, are those of the worst case (Danskin): p at x + δ, and
-    by ε at 0 that from the right; under ℓ2 there are no second ones. The bound is certified, within 1e-10 of the value for rows of
-    up to a thousand that were measured (1e-12 for short ones); only under ℓ2 with ε > τ do the two differ at all. A row with
+    by ε at 0 that from the right; under ℓ2 there are no second ones. The bound is certified, and the tests hold it within 1e-11 of
+    the value, relative to it, for short rows; only under ℓ2 with ε > τ do the two differ at all. A row with
     nothing allowed has the value −∞, one with NaN is NaN.
 
     Raises:
@@ -81,10 +81,14 @@ def worst_logsumexp(
     norm = check_norm(name, norm)
     smallest = check_flag(name, "smallest", smallest)
     rows = prepared(name, x, radius, dim, temperature, where)
-    direction, bound = _direction(rows.z, rows.radius, norm, smallest)
+    # Less the largest score, beside which δ may be too small to see.
+    top = largest(rows.z) if rows.z.shape[-1] else torch.zeros_like(rows.radius)
+    z, top = rows.z - top, top.squeeze(-1)
+    direction, bound = _direction(z, rows.radius, norm, smallest)
     delta = rows.radius * direction
-    value = logsumexp(rows.z + delta)
+    value = logsumexp(z + delta) + top
     value = first_order(name, value) if norm == 2.0 else value
+    bound = None if bound is None else bound + top
     bound = value.detach() if bound is None else torch.where(bound.isfinite(), torch.maximum(bound, value.detach()), value.detach())
     outward = -math.inf if smallest else math.inf
     return WorstLogSumExp(rows.reduced(value), rows.restored(delta * rows.tau, 0.0), rows.reduced(bound, outward))
@@ -98,8 +102,8 @@ def _direction(z: Tensor, radius: Tensor, norm: float, smallest: bool) -> tuple[
         return sign * allowed.double(), None
     usable = z.amax(-1, keepdim=True).isfinite()
     if norm == 1.0 and not smallest:
-        largest = torch.zeros_like(z).scatter(-1, z.argmax(-1, keepdim=True), 1.0)
-        return torch.where(usable, largest, 0.0), None
+        highest = torch.zeros_like(z).scatter(-1, z.argmax(-1, keepdim=True), 1.0)
+        return torch.where(usable, highest, 0.0), None
     safe, r = torch.where(usable, z, 0.0), torch.where(usable, radius, 1.0).clamp_min(NONE[norm])
     if norm == 1.0:
         return torch.where(usable, -sparsemax(safe, temperature=r), 0.0), None

@@ -23,13 +23,14 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.lse import logsumexp
-from softmaxima.robust.arguments import check_norm, is_broken, prepared
+from softmaxima.robust.arguments import check_norm, is_broken, moved, prepared
 from softmaxima.robust.corners import corner, is_own
 from softmaxima.robust.intervals import bounds_at, is_tight, ordered, parameters
 from softmaxima.robust.stationary import LEAST_RADIUS, first_order, greatest, least
 
 SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores together
 SOFTMAX = ("softmax", "log_softmax")  # of which ℓ2 is exact
+ABOVE_ROOT_2 = math.sqrt(2.0) * (1 + 2**-50)  # so that its product is above too
 
 
 class WorstProbabilities(NamedTuple):
@@ -67,7 +68,8 @@ def worst_probabilities(
         params: parameters of the map.
 
     Returns (lower, upper, exact), of log p for log_softmax; in a dtype narrower than float64 rounded outward. −∞ stays a mask, with
-    probability 0; a row with NaN or +∞ is NaN. Both are differentiable by x and by ε, at ε = 0 from the right.
+    probability 0; a row with NaN or +∞ is NaN. Both are differentiable by x and by ε, at ε = 0 from the right;
+    of `normmax` where all other scores are equal it is a mean of two slopes there, of the right sign.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
@@ -84,7 +86,7 @@ def worst_probabilities(
     name = "worst_probabilities"
     found = find_map(map, name)
     norm = check_norm(name, norm)
-    rows = prepared(name, x, radius, dim, temperature, where)
+    rows = prepared(name, x, radius, dim, temperature, where, x if found.properties.shift_invariant else None)
     scores = as_scores(name, x)
     values = parameters(name, found, params, scores if scores.ndim else scores.reshape(1), rows.dim)
     n = rows.z.shape[-1]
@@ -122,12 +124,12 @@ def _worst_at(
     map: Map, z: Tensor, radius: Tensor, norm: float, classes: Tensor, params: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor]:
     if norm == math.inf or z.shape[-1] <= 1 or not _falls_alone(map):
-        return bounds_at(map, z - radius, z + radius, classes, params)
+        return bounds_at(map, *moved(z, radius), classes, params)
     if norm == 2.0 and map.name in SOFTMAX:
         lower, upper = (_of_softmax(z, radius, classes, largest) for largest in (False, True))
         return (lower, upper) if map.properties.logarithmic else (lower.exp(), upper.exp())
-    reach = radius if norm == 1.0 else math.sqrt(2.0) * radius
-    return corner(map, z, z - reach, classes, params), corner(map, z, z + reach, classes, params)
+    down, up = moved(z, radius if norm == 1.0 else ABOVE_ROOT_2 * radius)
+    return corner(map, z, down, classes, params), corner(map, z, up, classes, params)
 
 
 def _of_softmax(z: Tensor, radius: Tensor, classes: Tensor, largest: bool) -> Tensor:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_scores, check_device, check_dim, like_input
-from softmaxima.robust.arguments import check_classes
+from softmaxima.core.arguments import Array, check_dim, like_input
+from softmaxima.robust.arguments import check_classes, check_ends
+from softmaxima.robust.layers import check_layer
 
 EXACT = (nn.Identity, nn.Flatten, nn.ReLU, nn.ReLU6, nn.Hardtanh)  # rise, also as they are rounded
 ROUNDED = (nn.Tanh, nn.Sigmoid, nn.Softsign)  # rise but for their rounding
@@ -37,7 +38,9 @@ def interval_bound_propagation(model: nn.Module, lower: Tensor, upper: Tensor) -
     dtype (not in TF32).
 
     Raises:
-        TypeError for a layer that is not known here, ValueError for a lower end above its upper end or of another shape or dtype.
+        TypeError for a layer that is not known here, one with hooks, as those of `weight_norm` and `prune`, one with a forward pass
+            of its own, and ends that are no tensors; ValueError for a lower end above its upper end or of another shape or dtype,
+            for ends that a layer does not take, a weight that is not finite, and a slope that is NaN.
 
     Cost: two forward passes.
 
@@ -52,15 +55,8 @@ def interval_bound_propagation(model: nn.Module, lower: Tensor, upper: Tensor) -
     (-1.5..., 1.5...)
     """
     name = "interval_bound_propagation"
-    low, high = as_scores(name, lower, "lower"), check_device(name, "upper", as_scores(name, upper, "upper"), lower)
-    if low.shape != high.shape or low.dtype != high.dtype:
-        raise ValueError(
-            f"{name}: lower and upper must be of one shape and dtype, got {tuple(low.shape)} of {low.dtype} and "
-            f"{tuple(high.shape)} of {high.dtype}; broadcast or cast one to the other"
-        )
-    if bool((low > high).any()):
-        raise ValueError(f"{name}: lower must be at most upper, got {int((low > high).sum())} that are above it; exchange them")
-    return _through(name, model, low, high)
+    low, high = check_ends(name, lower, upper, tensors=True)
+    return _through(name, model, low.clone(), high.clone())  # a layer may write over what it is given
 
 
 def is_certified(lower: Array, upper: Array, target: Any, dim: int = -1) -> Any:
@@ -74,7 +70,8 @@ def is_certified(lower: Array, upper: Array, target: Any, dim: int = -1) -> Any:
     Returns one bool a row; False where a tie is possible, or an end is NaN.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as a lower end above its upper end, before any
+            work.
 
     Cost: one read of both. Source: Gowal et al. (2018), arXiv:1810.12715.
 
@@ -83,14 +80,7 @@ def is_certified(lower: Array, upper: Array, target: Any, dim: int = -1) -> Any:
     array([ True, False])
     """
     name = "is_certified"
-    low, high = (
-        as_scores(name, lower, "lower"),
-        check_device(name, "upper", as_scores(name, upper, "upper"), as_scores(name, lower)),
-    )
-    if low.shape != high.shape:
-        raise ValueError(
-            f"{name}: lower and upper must be of one shape, got {tuple(low.shape)} and {tuple(high.shape)}; broadcast one"
-        )
+    low, high = check_ends(name, lower, upper, dtypes=False)
     axis = check_dim(name, dim, low.ndim)
     low, high = low.movedim(axis, -1), high.movedim(axis, -1)
     place = check_classes(name, target, low).unsqueeze(-1)
@@ -99,13 +89,14 @@ def is_certified(lower: Array, upper: Array, target: Any, dim: int = -1) -> Any:
 
 
 def _through(name: str, model: nn.Module, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    check_layer(name, model)
     kind: type = type(model)  # a subclass may have a forward pass of its own
     if kind is nn.Sequential:
         for layer in model:  # type: ignore[attr-defined]
             low, high = _through(name, layer, low, high)
         return low, high
     if isinstance(model, nn.Linear) and kind is nn.Linear:
-        return _linear(model, low, high)
+        return _linear(name, model, low, high)
     if kind is nn.Dropout and not model.training:
         return low, high
     if kind in EXACT or (isinstance(model, nn.LeakyReLU) and kind is nn.LeakyReLU and model.negative_slope >= 0):
@@ -120,7 +111,14 @@ def _through(name: str, model: nn.Module, low: Tensor, high: Tensor) -> tuple[Te
     )
 
 
-def _linear(layer: nn.Linear, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _linear(name: str, layer: nn.Linear, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    wanted = f"{name}: {layer} takes [rows, {layer.in_features}] of {layer.weight.dtype} on {layer.weight.device}, got "
+    if low.ndim == 0 or low.shape[-1] != layer.in_features:
+        raise ValueError(
+            f"{wanted}ends of shape {tuple(low.shape)}; give ends as the network takes inputs, or put nn.Flatten before"
+        )
+    if low.dtype != layer.weight.dtype or low.device != layer.weight.device:
+        raise ValueError(f"{wanted}ends of {low.dtype} on {low.device}; call lower.to(weight), upper.to(weight), or move the model")
     size = layer.weight.abs()
     # A sum of n products is off by at most (n + 1) ε (|W| |x| + |b|)/2, here and in the network; so is what is made of c and r.
     slack = 2 * (layer.in_features + 4) * torch.finfo(low.dtype).eps
