@@ -467,7 +467,7 @@ def test_unknown_maps_name_the_nearest():
         sm.MapModule,
         sm.SurrogateLoss,
     ):
-        with pytest.raises(ValueError, match=r"unknown map 'sparcemax'; did you mean 'sparsemax'\?; registered are: "):
+        with pytest.raises(ValueError, match=r"unknown map 'sparcemax'; did you mean 'sparsemax'\? Registered are: "):
             call("sparcemax")
         with pytest.raises(ValueError, match=r"unknown map function torch.*softmax; did you mean 'softmax'"):
             call(torch.nn.functional.softmax)

@@ -83,7 +83,7 @@ def test_wrong_options_of_maps_raise(case: Case, options: dict, error: type[Exce
         (lambda: sm.proportional(X - 1, f=torch.sin), r"f must not be negative, got -0.8"),
         (lambda: sm.proportional(X, f="sigmoid"), r"f must be a function"),
         (lambda: sm.proportional(X, torch.relu), r"dim must be an int, got the function relu; pass it by name: f=relu"),
-        (lambda: sm.jacobian("sofmax", X), r"jacobian: unknown map 'sofmax'; did you mean 'softmax'\?; registered are: "),
+        (lambda: sm.jacobian("sofmax", X), r"jacobian: unknown map 'sofmax'; did you mean 'softmax'\? Registered are: "),
         (lambda: sm.proportional(X, f=lambda z: z.exp().sum()), r"f must work elementwise: .* shape \(2, 3\) it returned \(\)"),
         (lambda: sm.proportional(X, temperature=2.0, f=lambda z: z[..., :1].exp()), r"of shape \(2, 3\) it returned \(2, 1\)"),
         (lambda: sm.proportional(X, f=lambda z: z > 0), r"f must return a floating-point tensor, .* got torch.bool"),

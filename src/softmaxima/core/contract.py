@@ -254,5 +254,6 @@ def find_map(map: AnyMap, name: str = "find_map") -> Map:
             )
         known = ", ".join(REGISTRY)
         what = repr(map) if isinstance(map, str) else f"function {getattr(map, '__module__', '')}.{called}"
-        raise ValueError(f"{name}: unknown map {what}; registered are {known}{nearest(called, REGISTRY)}")
+        meant = nearest(called, REGISTRY)
+        raise ValueError(f"{name}: unknown map {what}{f'{meant} Registered' if meant else '; registered'} are: {known}")
     return found
