@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.cli.example import checked, count, processes, run
+from softmaxima.cli.example import InputError, checked, count, processes, run
 
 SIZE, RATE = 32, 2.0
 
@@ -83,13 +83,13 @@ def check_map(name: str) -> None:
 
 
 def main(
-    places: Annotated[int, count("Of the sequence; of the ranks at least twice as many.", least=2)] = 8192,
+    places: Annotated[int, count("Of the sequence, at least two for each rank.", least=2)] = 8192,
     ranks: Annotated[int, count("Processes that share it.")] = 4,
     map: Annotated[str, checked("Of the attention.", check_map)] = "softmax",
     steps: Annotated[int, count("Of training.")] = 10,
 ) -> None:
     if places < 2 * ranks:
-        raise SystemExit(f"context_parallel: --places must be at least twice --ranks, got {places} for {ranks}; give more places")
+        raise InputError(f"--places must be at least two for each of {ranks} ranks, got {places}; give more")
     with tempfile.TemporaryDirectory() as folder:
         processes(work, (ranks, places, map, steps, str(Path(folder, "store"))), ranks)
 

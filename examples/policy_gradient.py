@@ -25,8 +25,8 @@ SCALE = 50.0  # of values, which are as large as 1/(1 − γ)
 
 
 def check_map(name: str) -> None:
-    if (found := sm.find_map(name)).regulariser is None or not found.properties.of_one_class:
-        raise ValueError(f"must have an entropy, which is held, and give probabilities of actions, got {name}; take sparsemax")
+    sm.policy.Policy(torch.zeros(2), name)  # refuses what is no policy
+    sm.policy.AdaptiveTemperature(1e-6, map=name).loss(torch.zeros(2))  # and what has no entropy, or none above 0
 
 
 SHARE = (lambda value: 0 < value < 1), "between 0 and 1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import re
 import signal
 import sys
@@ -14,13 +14,15 @@ from typing import Any, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 
 from softmaxima.cli.terminal import INTERRUPTED, WRONG_USE, Output, converted
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import InputError as InputError
 
 NOT_INSTALLED = 1
 
 
 def run(main: Callable[..., Any], about: str, needs: Sequence[str] = ()) -> None:
     """Calls `main`, whose arguments are the options.
+
+    What is wrong with several of them together `main` says in an InputError.
 
     about: what --help says before them; of what needs more than softmaxima, with the line that installs it.
     needs: the modules of that, which --help does without.
@@ -38,9 +40,7 @@ def run(main: Callable[..., Any], about: str, needs: Sequence[str] = ()) -> None
     try:
         call, given, _ = app.parse_args(sys.argv[1:], print_error=False, exit_on_error=False)
         for module in needs if call is main else ():
-            try:
-                importlib.import_module(module)
-            except ModuleNotFoundError:
+            if importlib.util.find_spec(module) is None:
                 install = re.search(r"pip install '[^']*'", about)
                 fail(f"this needs {module}, which is not installed: {install[0] if install else ''}", NOT_INSTALLED)
         call(*given.args, **given.kwargs)

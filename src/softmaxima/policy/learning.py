@@ -42,8 +42,8 @@ class AdaptiveTemperature(nn.Module):
     state is `sm.entropy_temperature`.
 
     Raises TypeError or ValueError for anything else; `loss` also for an h that is not below what the legal actions allow, −Ω of the
-    policy that is uniform over them, on average over the states of one τ. Where values cannot be read first, in a compiled function,
-    under `torch.func` and on a GPU, that is not seen. Cost: of `loss` that of `soft_value`, and Ω of the uniform policies. Source:
+    policy that is uniform over them, on average over the states of one τ. That is not seen where values cannot be read first: in a
+    compiled function, under `torch.func` and on a GPU. Cost: of `loss` that of `soft_value`, and Ω of the uniform policies. Source:
     Haarnoja et al. (2018), arXiv:1812.05905, for softmax.
 
     >>> import torch, softmaxima as sm
