@@ -89,7 +89,7 @@ def unheard() -> Iterator[None]:
 
 def processes(work: Callable[..., None], given: tuple[Any, ...], ranks: int) -> None:
     """Calls work(rank, *given) in a process for each rank, all of which are over when it returns."""
-    from torch import multiprocessing
+    import torch.multiprocessing as multiprocessing
 
     with unheard():
         begun: Any = multiprocessing.spawn(work, given, nprocs=ranks, join=False)
