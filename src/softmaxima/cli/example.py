@@ -89,10 +89,10 @@ def unheard() -> Iterator[None]:
 
 def processes(work: Callable[..., None], given: tuple[Any, ...], ranks: int) -> None:
     """Calls work(rank, *given) in a process for each rank, all of which are over when it returns."""
-    import torch.multiprocessing as multiprocessing
+    from torch.multiprocessing.spawn import spawn
 
     with unheard():
-        begun: Any = multiprocessing.spawn(work, given, nprocs=ranks, join=False)
+        begun: Any = spawn(work, given, nprocs=ranks, join=False)
     try:
         while not begun.join():
             pass
