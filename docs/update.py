@@ -389,7 +389,7 @@ def policies_blocks() -> Blocks:
 def show_policies(found: Sequence[policies.Trained]) -> Blocks:
     """The sentences, the picture and the table of how soon tasks were solved."""
     draw(policies_report.picture(found), DOCS / "policy.png")
-    picture = "![The share of seeds that have solved each task, against episodes, by temperature](policy.png)"
+    picture = "![The episode at which each seed has solved a task, by temperature; lines are means](policy.png)"
     note = caption("make policy", policies_report.CAPTION, threads=1)
     return {"policy": f"{policies_report.sentence(found)}\n\n{picture}\n\n{policies_report.markdown_table(found)}\n\n{note}"}
 

@@ -12,6 +12,7 @@ right more often than ∫ φ(z − d/√2) Φ(z)² dz at distance d. On scikit-l
 
 As messages, though, bits are right: K symbols of three in one block take ⌈K log₂ 3⌉ bits, and so nearly log₂ 3 = 1.585 each.
 
+    pip install 'softmaxima[report]'
     python examples/class_codes.py
 """
 
@@ -21,14 +22,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
-from typing import Any
+from typing import Annotated, Any
 
-import scipy.integrate
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 THREE = torch.tensor([[0, 1], [1, 0], [1, 1]])
 Split = tuple[Tensor, Tensor, Tensor, Tensor]  # x and y to learn from, x and y held out
@@ -75,12 +75,16 @@ def triangle(seed: int, distance: float = 3.0, rows: int = 300, held: int = 10_0
 
 def most(distance: float = 3.0) -> float:
     """How often the best classifier of the triangle is right."""
+    import scipy.integrate
+
     normal = NormalDist()
     integrand = lambda z: normal.pdf(z - distance / math.sqrt(2)) * normal.cdf(z) ** 2
     return scipy.integrate.quad(integrand, -10, 15, epsabs=1e-12)[0]
 
 
 def digits(seed: int) -> Split:
+    from sklearn.datasets import load_digits
+
     pictures, names = load_digits(return_X_y=True)
     x, y = torch.from_numpy(pictures).float() / 16, torch.from_numpy(names)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
@@ -164,7 +168,7 @@ def random_codes(classes: int, width: int, seed: int) -> Tensor:
     return (numbers[:, None] >> torch.arange(width)) & 1
 
 
-def main(seeds: int = 10) -> dict[str, Any]:
+def main(seeds: Annotated[int, count("That choose data and weights.", least=2)] = 10) -> dict[str, Any]:
     """Prints the tables; returns what they show."""
     tasks = {
         "triangle, linear": lambda seed: compared(triangle(seed), THREE, 0, seed),
@@ -176,8 +180,8 @@ def main(seeds: int = 10) -> dict[str, Any]:
     print(f"of the triangle at most {100 * best:.2f} % can be right; means and standard errors of {seeds} seeds, in %")
     results: dict[str, Any] = {"most": best, "seeds": seeds, "tasks": {}, "regions": regions()}
     results["bits"] = [bits(length) for length in range(1, 61)]
-    for name, run in tasks.items():
-        runs = [run(seed) for seed in range(seeds)]
+    for name, task in tasks.items():
+        runs = [task(seed) for seed in range(seeds)]
         if not results["tasks"]:
             print(" " * 22 + "".join(f"{key:>17}" for key in runs[0]))
         columns = {key: [run[key] for run in runs] for key in runs[0]}
@@ -192,4 +196,4 @@ def main(seeds: int = 10) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("scipy", "sklearn"))

@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 ITEMS, FEATURES, CHOICE, SHOWN, GROUPS = 500, 10, 100, 10, 20
 KEPT = torch.tensor([0.5, 0.02])  # r of the two sources
@@ -152,7 +153,10 @@ def choice(truth: World, rate: Rate, seed: int, users: int = 1000) -> Choice:
     return Choice(rate(x, item).double(), truth.rate(x, item).double(), bid)
 
 
-def main(seeds: int = 5, views: int = 50_000) -> dict[str, Any]:
+def main(
+    seeds: Annotated[int, count("How many worlds and logs.", least=2)] = 5,
+    views: Annotated[int, count("Of a log, before it is thinned.", least=1000)] = 50_000,
+) -> dict[str, Any]:
     """Prints the table; returns its numbers, one for each seed."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in MODELS}
     temperatures, groups = [], {}
@@ -179,4 +183,4 @@ def main(seeds: int = 5, views: int = 50_000) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

@@ -11,19 +11,19 @@ balanced, rank r has the chunks r and 2R − 1 − r of 2R, and all have the sam
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 import softmaxima as sm
+from softmaxima.cli.example import InputError, checked, count, processes, run
 
 SIZE, RATE = 32, 2.0
 
@@ -77,17 +77,22 @@ def work(rank: int, ranks: int, length: int, map: str, steps: int, store: str) -
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--places", type=int, default=8192)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--map", default="softmax")
-    parser.add_argument("--steps", type=int, default=10)
-    options = parser.parse_args()
+def check_map(name: str) -> None:
+    if sm.find_map(name).blocks is None:
+        raise ValueError(f"must be a map that works on parts, got {name!r}; take softmax or sparsemax")
+
+
+def main(
+    places: Annotated[int, count("Of the sequence, at least two for each rank.", least=2)] = 8192,
+    ranks: Annotated[int, count("Processes that share it.")] = 4,
+    map: Annotated[str, checked("Of the attention.", check_map)] = "softmax",
+    steps: Annotated[int, count("Of training.")] = 10,
+) -> None:
+    if places < 2 * ranks:
+        raise InputError(f"--places must be at least two for each of {ranks} ranks, got {places}; give more")
     with tempfile.TemporaryDirectory() as folder:
-        given = (options.ranks, options.places, options.map, options.steps, str(Path(folder, "store")))
-        multiprocessing.spawn(work, given, nprocs=options.ranks)
+        processes(work, (ranks, places, map, steps, str(Path(folder, "store"))), ranks)
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

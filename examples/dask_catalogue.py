@@ -1,18 +1,23 @@
 """Which items of a catalogue does a user like? Scores of all items, a chunk at a time, are never in memory together.
 
-    python examples/dask_catalogue.py
-
 The probabilities of the likely items, their entropy and the loss come from one Dask array of users × items that is made of two
 matrices. Sparsemax leaves a few items a user, and so a sparse array.
+
+    pip install 'softmaxima[dask]'
+    python examples/dask_catalogue.py
 """
 
 from __future__ import annotations
 
-import dask
-import dask.array as da
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 import softmaxima as sm
+from softmaxima.cli.example import run
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 USERS, ITEMS, SIZE = 200, 20_000, 16
 TEMPERATURE = 0.2
@@ -20,6 +25,8 @@ TEMPERATURE = 0.2
 
 def catalogue(users: int = USERS, items: int = ITEMS) -> tuple[da.Array, np.ndarray]:
     """(scores [users, items] in chunks of 100 × 5000, the item that each user chose)."""
+    import dask.array as da
+
     generator = np.random.default_rng(0)
     tastes, features = generator.standard_normal((users, SIZE)), generator.standard_normal((items, SIZE))
     chosen = generator.integers(0, items, users)
@@ -30,6 +37,9 @@ def catalogue(users: int = USERS, items: int = ITEMS) -> tuple[da.Array, np.ndar
 
 def study(scores: da.Array, chosen: np.ndarray) -> dict[str, np.ndarray]:
     """log Z [users], how many items sparsemax leaves [users], what softmax gives to the largest [users], the loss."""
+    import dask
+    import dask.array as da
+
     log_partition = sm.dask.logsumexp(scores, temperature=TEMPERATURE)
     wanted = {
         "log_partition": log_partition,
@@ -48,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("dask",))

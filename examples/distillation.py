@@ -5,6 +5,7 @@ r"""Distillation (Hinton et al. 2015): a small network learns from the probabili
 whose gradient by x tends to that of ½‖x − t‖²/n as τ grows, and keeps its size by the factor τ². Few pictures of digits have
 labels; the teacher has seen more. Means and standard errors over seeds of the student's accuracy on held-out pictures.
 
+    pip install 'softmaxima[report]'
     python examples/distillation.py
 """
 
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import math
 from statistics import fmean, stdev
+from typing import Annotated
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 TEMPERATURES = (None, 1.0, 2.0, 4.0, 8.0, 16.0)  # None: from labels alone
 
@@ -28,6 +30,8 @@ def network(width: int) -> nn.Sequential:
 
 def pictures(seed: int) -> list[Tensor]:
     """x, y: 900 to teach the teacher, of which the first 100 teach the student, and those held out."""
+    from sklearn.datasets import load_digits
+
     x, y = load_digits(return_X_y=True)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     return [torch.from_numpy(x).float()[order] / 16, torch.from_numpy(y)[order]]
@@ -64,7 +68,7 @@ def accuracies(seed: int, steps: int = 300) -> dict[float | None, float]:
     return found
 
 
-def main(seeds: int = 10) -> list[dict[float | None, float]]:
+def main(seeds: Annotated[int, count("That choose pictures and weights.", least=2)] = 10) -> list[dict[float | None, float]]:
     runs = [accuracies(seed) for seed in range(seeds)]
     print(f"{'τ':>8}{'accuracy':>18}{'gain on labels':>20}")
     for tau in TEMPERATURES:
@@ -75,4 +79,4 @@ def main(seeds: int = 10) -> list[dict[float | None, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("sklearn",))

@@ -7,6 +7,7 @@ every one the table has the accuracy on known digits, τ in the end, and how oft
 than one of a known digit (the area under the ROC curve; ½ is chance), beside 1 − max p of a plain softmax of the same scores. Means
 and standard errors over seeds.
 
+    pip install 'softmaxima[report]'
     python examples/elastic_none.py
 """
 
@@ -15,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import fmean, stdev
+from typing import Annotated
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 KNOWN = 8  # digits 0 to 7
 TEMPERATURES: dict[str, Callable[[], nn.Module]] = {
@@ -33,6 +35,8 @@ TEMPERATURES: dict[str, Callable[[], nn.Module]] = {
 
 def digits(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """((pictures, digits) to learn, the same held out, pictures of digits that are not taught)."""
+    from sklearn.datasets import load_digits
+
     pictures, names = load_digits(return_X_y=True)
     x, y = torch.from_numpy(pictures).float() / 16, torch.from_numpy(names)
     known = (y < KNOWN).nonzero().squeeze(-1)
@@ -81,7 +85,7 @@ def measured(name: str, seed: int) -> dict[str, float]:
     }
 
 
-def main(seeds: int = 5) -> dict[str, dict[str, list[float]]]:
+def main(seeds: Annotated[int, count("That choose pictures and weights.", least=2)] = 5) -> dict[str, dict[str, list[float]]]:
     results = {}
     print(f"{'τ':15}{'accuracy':>16}{'learnt τ':>16}{'none: area':>18}{'1 − max p: area':>18}")
     for name in TEMPERATURES:
@@ -93,4 +97,4 @@ def main(seeds: int = 5) -> dict[str, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("sklearn",))

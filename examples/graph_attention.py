@@ -9,10 +9,13 @@ scores grow, and never reaches it; sparsemax is there once the scores are far en
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 NODES, NEIGHBOURS, MARKED = 200, 12, 3
 
@@ -56,7 +59,14 @@ def attend(map: str, seed: int = 0, steps: int = 300) -> dict[str, float]:
     }
 
 
-if __name__ == "__main__":
+def main(
+    seed: Annotated[int, count("Of graphs and weights.", least=0)] = 0,
+    steps: Annotated[int, count("Of training.")] = 300,
+) -> None:
     for name in ("softmax", "entmax15", "sparsemax"):
-        found = attend(name)
+        found = attend(name, seed, steps)
         print(f"{name:10}", ", ".join(f"{what} {value:.4f}" for what, value in found.items()))
+
+
+if __name__ == "__main__":
+    run(main, __doc__)

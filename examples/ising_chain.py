@@ -6,16 +6,22 @@ No matrix is formed: `IsingChain` applies −H to vectors, and matrix_logsumexp 
 free fermions (Pfeuty 1970), so that the truth is known: with ε_k the singular values of the bidiagonal matrix that has h on its
 diagonal and J above it, Z = Π_k 2 cosh(βε_k).
 
+    pip install 'softmaxima[report]'
     python examples/ising_chain.py
 """
 
 from __future__ import annotations
 
-import scipy.sparse
+from typing import TYPE_CHECKING, Annotated
+
 import torch
 from torch import Tensor
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 
 class IsingChain(torch.nn.Module):
@@ -40,6 +46,8 @@ class IsingChain(torch.nn.Module):
 
 def sparse_chain(spins: int, coupling: float = 1.0, field: float = 0.8) -> scipy.sparse.csr_array:
     """The same −H as a SciPy sparse matrix, of Kronecker products."""
+    import scipy.sparse
+
     x, z = scipy.sparse.csr_array([[0.0, 1.0], [1.0, 0.0]]), scipy.sparse.csr_array([[1.0, 0.0], [0.0, -1.0]])
 
     def at(site: int, operator: scipy.sparse.csr_array, width: int) -> scipy.sparse.csr_array:
@@ -58,7 +66,7 @@ def exact_log_partition(spins: int, coupling: Tensor | float, field: Tensor | fl
     return torch.logaddexp(energies, -energies).sum()
 
 
-def main(spins: int = 12) -> list[tuple[float, float, float]]:
+def main(spins: Annotated[int, count("L; time and memory grow as 2^L.", least=2)] = 12) -> list[tuple[float, float, float]]:
     """Prints the table; returns (lower, exact, upper) of log Z for each β."""
     generator = torch.Generator().manual_seed(0)
     print(f"{spins} spins, {2**spins} states, J = 1, h = 0.8")
@@ -79,4 +87,4 @@ def main(spins: int = 12) -> list[tuple[float, float, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("scipy",))

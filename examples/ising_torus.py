@@ -10,21 +10,21 @@ The truth is known: Onsager (1944) solved the infinite lattice, which is critica
 width L has log Z/LM − onsager = πc/(6L²) + …, with the central charge c = ½ (Blöte, Cardy & Nightingale 1986). What else a finite
 torus differs by is its size: 8 × 256 spins have a heat capacity 4 % above the infinite lattice's at β = 0.3.
 
+    pip install 'softmaxima[report]'
     python examples/ising_torus.py
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import scipy.integrate
-import scipy.special
 import torch
 from torch import Tensor
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 CRITICAL = 0.5 * math.log1p(math.sqrt(2))
 
@@ -60,6 +60,9 @@ def per_spin(width: int, doublings: int, beta: float) -> tuple[float, float, flo
 
 def onsager(beta: float) -> tuple[float, float, float]:
     """The same three of the infinite lattice; C is +∞ at β_c."""
+    import scipy.integrate
+    import scipy.special
+
     s, c, t = math.sinh(2 * beta), math.cosh(2 * beta), math.tanh(2 * beta)
     inner = lambda theta: math.log(c * c + math.sqrt(max(s**4 + 1 - 2 * s * s * math.cos(2 * theta), 0.0)))
     value = 0.5 * math.log(2) + scipy.integrate.quad(inner, 0, math.pi, points=[0.0, math.pi], epsabs=1e-13)[0] / (2 * math.pi)
@@ -70,7 +73,10 @@ def onsager(beta: float) -> tuple[float, float, float]:
     return value, energy, 4 / math.pi * (beta / t) ** 2 * heat
 
 
-def main(widths: tuple[int, ...] = (4, 6, 8), at: int = 35) -> dict[str, Any]:
+def main(
+    widths: Annotated[tuple[int, ...], count("Of tori; may be given several times. Memory grows as 4^L.", least=2)] = (4, 6, 8),
+    at: Annotated[int, count("How many temperatures the curves have that it returns.", least=2)] = 35,
+) -> dict[str, Any]:
     """Prints the tables; returns what they show, and curves of energy and heat capacity."""
     print("β = 0.3, far from critical   log Z a spin   less onsager         energy   heat capacity")
     far = {f"{width} × {2**width}": per_spin(width, width, 0.3) for width in widths} | {"onsager": onsager(0.3)}
@@ -92,4 +98,4 @@ def main(widths: tuple[int, ...] = (4, 6, 8), at: int = 35) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("scipy",))

@@ -21,13 +21,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 QUESTIONS = 6
 
@@ -83,7 +84,10 @@ def table() -> tuple[Tensor, list[str]]:
     return torch.cat((answers, products), 1), [*"123456", *(f"{i + 1}·{j + 1}" for i, j in pairs)]
 
 
-def main(draws: int = 5000, repeats: int = 400) -> dict[str, Any]:
+def main(
+    draws: Annotated[int, count("Of the table, in each repeat.", least=100)] = 5000,
+    repeats: Annotated[int, count("How often the weights are found.", least=2)] = 400,
+) -> dict[str, Any]:
     """Prints both tables; returns what they show."""
     generator = torch.Generator().manual_seed(0)
     faces = torch.arange(1.0, 7.0, dtype=torch.float64).unsqueeze(-1)
@@ -125,4 +129,4 @@ def main(draws: int = 5000, repeats: int = 400) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 LOG_2 = 0.6931471805599453
 
@@ -97,7 +98,10 @@ def estimate(model: Machine, log_w: Tensor) -> Found:
     return Found(value, value + torch.log1p(-error.clamp_max(1)), value + torch.log1p(error), effective)
 
 
-def main(chains: int = 100, repeats: int = 300) -> dict[str, Any]:
+def main(
+    chains: Annotated[int, count("Of a run.", least=2)] = 100,
+    repeats: Annotated[int, count("How many runs.", least=2)] = 300,
+) -> dict[str, Any]:
     """Prints the table; returns its rows, and log Ẑ of each run."""
     model = machine()
     exact = exact_log_partition(model)
@@ -127,4 +131,4 @@ def main(chains: int = 100, repeats: int = 300) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

@@ -4,39 +4,51 @@ Actions are drawn from π(a|s) = map(x(s)/τ)_a, and the network follows the cli
 sparse map log π has a slope at the actions that it can take, and it can leave others out for good. What explores is τ:
 `AdaptiveTemperature` holds the entropy −Ω(π) at a share of that of the uniform policy, which falls to a tenth as training goes on.
 
+    pip install 'softmaxima[rl]'
     python examples/policy_gradient.py --map sparsemax --updates 60
 """
 
 from __future__ import annotations
 
-import argparse
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import gymnasium
 import torch
+from cyclopts import Parameter
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import checked, count, number, run
 
 SCALE = 50.0  # of values, which are as large as 1/(1 − γ)
+
+
+def check_map(name: str) -> None:
+    sm.policy.Policy(torch.zeros(2), name)  # refuses what is no policy
+    sm.policy.AdaptiveTemperature(1e-6, map=name).loss(torch.zeros(2))  # and what has no entropy, or none above 0
+
+
+SHARE = (lambda value: 0 < value < 1), "between 0 and 1"
+WEIGHT = (lambda value: 0 <= value <= 1), "from 0 to 1"
+POSITIVE = (lambda value: 0 < value < math.inf), "positive and finite"
 
 
 @dataclass(frozen=True)
 class Options:
     """How to train."""
 
-    map: str = "softmax"
-    updates: int = 45
-    copies: int = 16
-    steps: int = 128  # of each copy between two updates
-    epochs: int = 20
-    clip: float = 0.2  # of the ratio of policies, as of PPO
-    discount: float = 0.99
-    trace: float = 0.95
-    rate: float = 5e-3
-    entropy: float = 0.95  # share of the largest at first, a tenth of it in the end
-    seed: int = 0
+    map: Annotated[str, checked("What makes probabilities of scores.", check_map)] = "softmax"
+    updates: Annotated[int, count("Of the policy.")] = 45
+    copies: Annotated[int, count("Of the task, which run side by side.")] = 16
+    steps: Annotated[int, count("Of each copy between two updates.", least=2)] = 128
+    epochs: Annotated[int, count("Steps of the optimiser in an update.")] = 20
+    clip: Annotated[float, number("Of the ratio of policies, as of PPO.", *SHARE)] = 0.2
+    discount: Annotated[float, number("γ, of rewards.", *WEIGHT)] = 0.99
+    trace: Annotated[float, number("λ, of advantages.", *WEIGHT)] = 0.95
+    rate: Annotated[float, number("Of learning, at first.", *POSITIVE)] = 5e-3
+    entropy: Annotated[float, number("Share of the largest at first, a tenth of it in the end.", *SHARE)] = 0.95
+    seed: Annotated[int, count("Of weights, actions and the task.", least=0)] = 0
 
 
 def advantages(reward: Tensor, ended: Tensor, begins: Tensor, value: Tensor, options: Options) -> Tensor:
@@ -52,14 +64,15 @@ def advantages(reward: Tensor, ended: Tensor, begins: Tensor, value: Tensor, opt
 
 def train(options: Options) -> list[float]:
     """The mean return of the episodes that ended in each update; the last one where none did."""
+    import gymnasium
+
     torch.manual_seed(options.seed)
     rng = torch.Generator().manual_seed(options.seed)
     made: Any = gymnasium.make_vec("CartPole-v1", options.copies, vectorization_mode="vector_entry_point")
     actions = int(made.single_action_space.n)
     actor, critic = (nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, n)) for n in (actions, 1))
     found = sm.find_map(options.map)
-    if found.regulariser is None:
-        raise SystemExit(f"policy_gradient: --map must have a regulariser, whose entropy is held, got {found.name}; take sparsemax")
+    assert found.regulariser is not None
     most = -float(found.regulariser(torch.full((actions,), 1 / actions), **found.complete({})))
     held = sm.policy.AdaptiveTemperature(options.entropy * most, sm.Temperature(1.0, 0.01, 100.0), map=options.map)
     optimiser = torch.optim.Adam([*actor.parameters(), *critic.parameters()], options.rate)
@@ -109,10 +122,11 @@ def train(options: Options) -> list[float]:
     return told
 
 
+def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+    found = train(options)
+    for update in sorted({*range(15, len(found), 15), len(found)}):
+        print(f"update {update:3}: mean return {found[update - 1]:.1f}")
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in vars(Options()).items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    found = train(Options(**vars(parser.parse_args())))
-    for update in range(14, len(found), 15):
-        print(f"update {update + 1:3}: mean return {found[update]:.1f}")
+    run(main, __doc__, needs=("gymnasium",))

@@ -1,8 +1,9 @@
-"""Three ways to a sum over clients that keep their scores: three numbers of each, noise of each, and shares of each.
+"""Sums over clients that keep their scores: from three numbers of each, with noise of each or of a server, and from shares of each.
 
 Every client is a process of its own, which has readings that no other sees and sends one small message. The truth is what one who
 saw all readings would find.
 
+    pip install 'softmaxima[privacy,secure]'
     python examples/private_sums.py
 """
 
@@ -14,6 +15,7 @@ from multiprocessing import get_context
 import numpy as np
 
 import softmaxima as sm
+from softmaxima.cli.example import run, unheard
 
 CLIENTS, READINGS, LARGEST = 3, 400, 2
 BOUNDS = (0.0, 4.0)
@@ -30,15 +32,17 @@ def summary(client: int) -> sm.federated.Summary:
 
 
 def study(processes: int = CLIENTS, share: bool = True) -> dict[str, float]:
-    """log Σ exp of all readings, by each way."""
+    """log Σ exp of all readings, by each way, and the largest reading, which the three numbers come with."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        merged = sm.federated.merge(list(pool.map(summary, range(CLIENTS))))
+        with unheard():
+            summaries = pool.map(summary, range(CLIENTS))
+        merged = sm.federated.merge(list(summaries))
     clients = [readings(client) for client in range(CLIENTS)]
     entries = sm.privacy.Entries(BOUNDS)
     found = {
         "truth": float(np.logaddexp.reduce(np.concatenate(clients))),
         "three numbers": merged.estimate.value,
-        "largest": float(merged.top[0]),
+        "the largest reading": float(merged.top[0]),
         "noise of each, ε = 1": sm.federated.private_logsumexp(clients, entries, epsilon=1.0).value,
         "noise of the server, ε = 1": sm.federated.private_logsumexp(clients, entries, epsilon=1.0, noise="server").value,
     }
@@ -47,6 +51,11 @@ def study(processes: int = CLIENTS, share: bool = True) -> dict[str, float]:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
+    print("log Σ exp of all readings, and the largest of them")
     for way, value in study().items():
         print(f"{way:28} {value:.6f}")
+
+
+if __name__ == "__main__":
+    run(main, __doc__, needs=("opendp", "mpyc"))

@@ -12,7 +12,7 @@ Items are numbered by falling popularity. Two models learn a vector for each ite
 Recall@k is the probability that a user's next item is among the k that were found, Σ P(c | u), of which the truth's own k best have
 the most. FAISS looks into a few of the lists into which it parts the items, and so finds less in less time.
 
-    pip install faiss-cpu
+    pip install 'softmaxima[ann]'
     python examples/recommender.py
 """
 
@@ -21,13 +21,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import faiss
 import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
+
+if TYPE_CHECKING:
+    import faiss
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class Recommender:
     @torch.no_grad()
     def index(self, lists: int) -> faiss.Index:
         """Vectors in `lists` clusters; the bias is one feature more, of which queries have 1."""
+        import faiss
+
         vectors = self._with(self.vectors, self.bias)
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(vectors.shape[1]), vectors.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
         index.cp.niter = 5
@@ -159,16 +164,16 @@ def by_in_batch_softmax(catalogue: Catalogue, size: int, steps: int, batch: int)
 
 
 def main(
-    clusters: int = 1000,
-    size: int = 1000,
-    features: int = 32,
-    samples: int = 2048,
-    steps: int = 800,
-    batch: int = 1024,
-    tests: int = 512,
-    k: int = 100,
-    lists: int = 1024,
-    probes: int = 64,
+    clusters: Annotated[int, count("Of items, each with a centre.")] = 1000,
+    size: Annotated[int, count("Items of a cluster.")] = 1000,
+    features: Annotated[int, count("Of a vector.")] = 32,
+    samples: Annotated[int, count("Negatives of a step.")] = 2048,
+    steps: Annotated[int, count("Of training.")] = 800,
+    batch: Annotated[int, count("Users of a step.")] = 1024,
+    tests: Annotated[int, count("Other users, of whom recall is measured.")] = 512,
+    k: Annotated[int, count("How many items are found for each.")] = 100,
+    lists: Annotated[int, count("Into which FAISS parts the items.")] = 1024,
+    probes: Annotated[int, count("Lists that FAISS looks into.")] = 64,
 ) -> dict[str, tuple[float, float]]:
     """Prints the table; returns recall@k by exact search and by FAISS of each model, and of the truth and of popularity alone."""
     torch.manual_seed(0)
@@ -204,4 +209,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("faiss",))

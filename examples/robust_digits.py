@@ -4,22 +4,27 @@ Two networks learn scikit-learn's digits. The one sees pictures as they are; the
 be where every pixel may be off by ε. The truth is known for neither picture nor network, but bounds are: no attack may succeed on
 a picture that is certified, and what an attack leaves is never below what is certified.
 
+    pip install 'softmaxima[report]'
     python examples/robust_digits.py
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 EPS = 0.05  # of pixels from 0 to 1
 
 
 def digits() -> tuple[Tensor, Tensor]:
     """Pictures [rows, 64], in no order, and what they show."""
+    from sklearn.datasets import load_digits
+
     pictures, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     return torch.tensor(pictures / 16, dtype=torch.float32)[order], torch.tensor(labels)[order]
@@ -54,12 +59,16 @@ def measured(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float | bo
     }
 
 
-def main(steps: int = 400) -> dict[str, dict[str, float | bool]]:
+def main(steps: Annotated[int, count("How many steps of training.")] = 400) -> dict[str, dict[str, float | bool]]:
+    """Prints what was found of both networks, and returns it."""
     x, y = digits()
     train, test = (x[:1200], y[:1200]), (x[1200:], y[1200:])
-    return {name: measured(learn(*train, eps, steps), *test) for name, eps in (("plain", 0.0), ("through intervals", EPS))}
+    results = {}
+    for name, eps in (("plain", 0.0), ("through intervals", EPS)):
+        results[name] = measured(learn(*train, eps, steps), *test)
+        print(f"{name:18}", ", ".join(f"{what} {value:.3f}" for what, value in results[name].items()))
+    return results
 
 
 if __name__ == "__main__":
-    for name, found in main().items():
-        print(f"{name:18}", ", ".join(f"{what} {value:.3f}" for what, value in found.items()))
+    run(main, __doc__, needs=("sklearn",))

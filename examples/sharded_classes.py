@@ -11,21 +11,21 @@ is a DTensor, and fewer processes read it.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
 import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 import softmaxima as sm
+from softmaxima.cli.example import count, processes, run
 
 FEATURES, BATCH, RATE = 32, 64, 2.0
 
@@ -68,20 +68,18 @@ def work(rank: int, ranks: int, classes: int, steps: range, folder: str, store: 
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", type=int, default=1_000_000)
-    parser.add_argument("--ranks", type=int, default=4, help="processes of the first half")
-    parser.add_argument("--then", type=int, default=2, help="processes of the second half")
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
+def main(
+    classes: Annotated[int, count("Of the layer.", least=2)] = 1_000_000,
+    ranks: Annotated[int, count("Processes of the first half.")] = 4,
+    then: Annotated[int, count("Processes of the second half.")] = 2,
+    steps: Annotated[int, count("Of training, in both halves together.", least=2)] = 20,
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        half = options.steps // 2
-        for ranks, steps in ((options.ranks, range(half)), (options.then, range(half, options.steps))):
-            store = Path(folder, f"store of {ranks} from {steps.start}")
-            given = (ranks, options.classes, steps, str(Path(folder, "checkpoint")), str(store))
-            multiprocessing.spawn(work, given, nprocs=ranks)
+        half = steps // 2
+        for size, part in ((ranks, range(half)), (then, range(half, steps))):
+            store = Path(folder, f"store of {size} from {part.start}")
+            processes(work, (size, classes, part, str(Path(folder, "checkpoint")), str(store)), size)
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

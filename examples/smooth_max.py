@@ -9,6 +9,7 @@ epigraph form, min t with f_i(x) ≤ t:
     Chebyshev regression        f = ±(Aw − b)            a linear programme (HiGHS)
     smallest enclosing ball     f_i = ‖c − z_i‖²         a smooth constrained one (SLSQP)
 
+    pip install 'softmaxima[report]'
     python examples/smooth_max.py
 """
 
@@ -18,11 +19,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
 import softmaxima as sm
+from softmaxima.cli.example import run
 
 
 def minimise_largest(functions: Callable[[Tensor], Tensor], start: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,6 +44,8 @@ def minimise_largest(functions: Callable[[Tensor], Tensor], start: Tensor, tempe
 
 def chebyshev_regression(rows: int = 60, columns: int = 5) -> tuple[Callable[[Tensor], Tensor], Tensor, float]:
     """(f, a start, the least largest |residual|)."""
+    import scipy.optimize
+
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
     target = torch.randn(rows, generator=generator, dtype=torch.float64)
@@ -63,6 +66,8 @@ def chebyshev_regression(rows: int = 60, columns: int = 5) -> tuple[Callable[[Te
 
 def enclosing_ball(points: int = 40, dimensions: int = 3) -> tuple[Callable[[Tensor], Tensor], Tensor, float]:
     """(f, a start, the least squared radius)."""
+    import scipy.optimize
+
     generator = torch.Generator().manual_seed(1)
     cloud = torch.randn(points, dimensions, generator=generator, dtype=torch.float64)
 
@@ -102,4 +107,4 @@ def main() -> dict[str, tuple[float, float, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("scipy",))

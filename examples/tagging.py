@@ -23,12 +23,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
+from softmaxima.cli.example import count, run
 
 TAGS, WORDS, LENGTH = 5, 20, 24
 
@@ -160,9 +161,14 @@ def milliseconds(length: int, generator: torch.Generator, turns: int = 5) -> tup
     return min(taken(by_halves) for _ in range(turns)), min(taken(in_order) for _ in range(turns))
 
 
-def main(sentences: int = 300, tests: int = 1000, steps: int = 60) -> dict[str, Any]:
+def main(
+    sentences: Annotated[int, count("To learn from.")] = 300,
+    tests: Annotated[int, count("Other sentences, on which taggers are compared.", least=2)] = 1000,
+    steps: Annotated[int, count("Of training.")] = 60,
+    seed: Annotated[int, count("Of the language and its sentences.", least=0)] = 3,
+) -> dict[str, Any]:
     """Prints the table; returns what it shows, and the shares of one sentence."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     truth = language(generator)
     (words, tags), (new_words, new_tags) = truth.sentences(sentences, generator), truth.sentences(tests, generator)
     scores = truth.scores(new_words)
@@ -195,4 +201,4 @@ def main(sentences: int = 300, tests: int = 1000, steps: int = 60) -> dict[str, 
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

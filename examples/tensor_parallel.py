@@ -10,17 +10,15 @@ have texts of their own and share the parameters, by its FSDP. The scores come a
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import softmaxima as sm
+from softmaxima.cli.example import checked, count, processes, run
 
 WORDS, WIDTH, TEXTS, RATE = 50, 16, 32, 0.01
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel(), "3": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
@@ -76,14 +75,22 @@ def work(rank: int, loss: str, steps: int, store: str) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loss", default="entmax15_loss", help="the name of a loss")
-    parser.add_argument("--steps", type=int, default=100)
-    options = parser.parse_args()
+def check_loss(name: str) -> None:
+    try:
+        found = getattr(sm, name)(torch.zeros(2, 3), torch.tensor([0, 2]))
+    except (AttributeError, TypeError, ValueError):
+        found = None
+    if not isinstance(found, Tensor) or found.ndim:
+        raise ValueError(f"must be a loss of scores and labels, got {name!r}; take cross_entropy or entmax15_loss")
+
+
+def main(
+    loss: Annotated[str, checked("The name of a loss.", check_loss)] = "entmax15_loss",
+    steps: Annotated[int, count("Of training.")] = 100,
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (options.loss, options.steps, str(Path(folder, "store"))), nprocs=4)
+        processes(work, (loss, steps, str(Path(folder, "store"))), 4)
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

@@ -5,6 +5,7 @@ r"""Contrastive training as CLIP's: the left half of a picture of a digit must f
 Each way to choose τ is one argument, `temperature=`: fixed, learnt, and by a schedule. Recall@1 is how often the right half of a
 held-out picture is the nearest of all held-out ones. Means and standard errors over seeds, which choose pictures and weights.
 
+    pip install 'softmaxima[report]'
     python examples/two_views.py
 """
 
@@ -13,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import softmaxima as sm
+from softmaxima.cli.example import checked, count, run
 
 WAYS: dict[str, Callable[[int], Any]] = {
     **{f"fixed {tau}": lambda steps, tau=tau: tau for tau in (0.01, 0.05, 0.1, 0.3, 1.0)},
@@ -33,6 +34,8 @@ WAYS: dict[str, Callable[[int], Any]] = {
 
 def halves(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """((left, right) to learn, (left, right) held out), [pictures, 32] each."""
+    from sklearn.datasets import load_digits
+
     pictures = torch.from_numpy(load_digits().images).float() / 16
     pictures = pictures[torch.randperm(len(pictures), generator=torch.Generator().manual_seed(seed))]
     left, right = pictures[..., :4].flatten(1), pictures[..., 4:].flatten(1)
@@ -60,7 +63,15 @@ def recall(way: str, seed: int, steps: int = 400) -> tuple[float, float]:
         return float(found.double().mean()), float(tau)
 
 
-def main(seeds: int = 5, ways: tuple[str, ...] = tuple(WAYS)) -> dict[str, list[tuple[float, float]]]:
+def check_way(name: str) -> None:
+    if name not in WAYS:
+        raise ValueError(f"must be one of {', '.join(WAYS)}, got {name!r}")
+
+
+def main(
+    seeds: Annotated[int, count("That choose pictures and weights.", least=2)] = 5,
+    ways: Annotated[tuple[str, ...], checked("Of choosing τ, by their names in the table.", check_way)] = (*WAYS,),
+) -> dict[str, list[tuple[float, float]]]:
     results = {}
     print(f"{'τ':22}{'recall@1':>18}{'τ in the end':>16}")
     for way in ways:
@@ -72,4 +83,4 @@ def main(seeds: int = 5, ways: tuple[str, ...] = tuple(WAYS)) -> dict[str, list[
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__, needs=("sklearn",))

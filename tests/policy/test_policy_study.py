@@ -100,8 +100,11 @@ def test_ratios_are_of_restricted_means_on_seeds_that_did_not_choose(tmp_path: P
     assert policies.read(tmp_path / "found.json") == found
     assert report.markdown_table(found).count("\n") == 6
     assert f"{policies.EPISODES}.0 ({policies.TESTED_ON} not)" in report.markdown_table(found)
-    lines: Any = report.picture(found).data
-    assert len(lines) == 5
+    drawn: Any = report.picture(found)
+    dots, lines = drawn.data[::2], drawn.data[1::2]
+    assert [line.x[0] for line in lines] == [policies.tested(each).mean() for each in found]
+    assert [len(dot.x) for dot in dots] == [policies.TESTED_ON - policies.unsolved(each) for each in found]
+    assert len({line.y for line in lines}) == len(found)  # a row each
 
 
 def test_a_method_learns_the_same_alone(monkeypatch: pytest.MonkeyPatch):

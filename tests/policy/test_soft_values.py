@@ -187,6 +187,25 @@ def test_an_adaptive_temperature_holds_its_entropy(name: str, h: float):
         torch.testing.assert_close(tau(), exact(), rtol=1e-2, atol=0)
 
 
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+def test_an_entropy_that_no_policy_has_is_refused(name: str):
+    q, omega = normal(6, 4), REGISTRY[name].regulariser
+    assert omega is not None
+    where = torch.ones(6, 4, dtype=torch.bool)
+    where[:, 3], where[0] = False, False
+    most = [-float(omega(torch.full((n,), 1 / n, dtype=torch.float64))) for n in (3, 4)]
+    assert AdaptiveTemperature(0.99 * most[0], map=name).loss(q, where=where).isfinite()
+    for h, mask, limit in ((5.0, None, most[1]), (1.01 * most[1], None, most[1]), (1.01 * most[0], where, most[0])):
+        said = rf"loss: entropy must be below what the legal actions allow, {limit:.6g} in the mean over states, got {h:.6g}; give"
+        with pytest.raises(ValueError, match=said):
+            AdaptiveTemperature(h, map=name).loss(q, where=mask)
+    tau = sm.Positive(torch.ones(6, 1))
+    wanted = torch.tensor([5.0] + [0.5 * most[0]] * 5).unsqueeze(-1)
+    assert AdaptiveTemperature(wanted, tau, map=name).loss(q, where=where).isfinite()  # of no state
+    with pytest.raises(ValueError, match="got 5; give"):
+        AdaptiveTemperature(wanted, tau, map=name).loss(q)
+
+
 def test_the_slope_of_its_loss_is_what_the_entropy_lacks():
     q = normal(6, 3)
     where = torch.ones(6, 3, dtype=torch.bool)

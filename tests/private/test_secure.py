@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,6 +249,26 @@ def test_a_party_that_is_stopped_is_named_and_nothing_is_released(party: int, st
     threading.Thread(target=stop).start()
     with pytest.raises(ConnectionError, match=f"party {party} of 3 did not take part within 5 s"):
         together([ORDER | {"timeout": 5.0, "latency": 0.2}] * 3, 5.0)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="there is nothing that takes the network away")
+def test_parties_that_cannot_reach_each_other_are_told_from_slow_ones():
+    call = "import numpy, softmaxima as sm; sm.secure.evaluate('argmax', [numpy.ones(1)] * 3, bounds=(-4, 4), timeout=2)"
+    found = subprocess.run(["unshare", "--map-root-user", "--net", sys.executable, "-c", call], capture_output=True, text=True)
+    if "unshare:" in found.stderr:
+        pytest.skip("this user cannot take the network away")
+    assert found.stderr.splitlines()[-1].startswith(
+        "ConnectionError: evaluate: parties 0, 1, 2 of 3 were not reached by others, so"
+    )
+
+
+def test_only_parties_that_were_reached_are_called_slow():
+    status = dict.fromkeys(range(3), 0)
+    apart = {party: {"missing": others, "unreached": others} for party, others in enumerate(([1, 2], [0, 2], [0, 1]))}
+    assert evaluation._which(apart, status, 3).startswith("parties 0, 1, 2 of 3 were not reached by others")
+    slow = {party: told | {"unreached": []} for party, told in apart.items()}
+    assert evaluation._which(slow, status, 3).startswith("3 parties were not done")
 
 
 @pytest.mark.exhaustive

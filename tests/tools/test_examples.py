@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +167,7 @@ def test_sums_over_clients_that_keep_their_scores_are_near_the_truth():
 @pytest.mark.exhaustive
 def test_processes_find_the_same_sum_by_each_way():
     out = subprocess.run([sys.executable, str(EXAMPLES / "private_sums.py")], capture_output=True, text=True, check=True).stdout
-    truth, exact, _, client, server, shares = (float(line.split()[-1]) for line in out.splitlines())
+    truth, exact, _, client, server, shares = (float(line.split()[-1]) for line in out.splitlines()[1:])
     assert exact == truth
     assert abs(shares - truth) < 1e-5
     assert abs(server - truth) < 1.0
@@ -175,3 +180,140 @@ def test_a_policy_of_any_map_learns_to_balance_a_pole(name: str):
     returns = names["train"](names["Options"](map=name, updates=12))
     assert returns[0] < 40
     assert max(returns) > 3 * returns[0]
+
+
+# What all of them say ------------------------------------------------------------------------------------------------------------
+
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+NEEDS = {
+    name: ast.literal_eval(found[1])
+    for name in NAMES
+    if (found := re.search(r"run\(main, __doc__, needs=(.*)\)$", (EXAMPLES / f"{name}.py").read_text(), re.MULTILINE))
+}
+
+
+def called(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    """(exit status, stdout, stderr)."""
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLES / f"{name}.py"), *options])
+    status = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code
+    return status, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_an_example_says_what_it_shows_and_needs_and_each_option(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for module in NEEDS.get(name, ()):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    status, out, err = called(name, monkeypatch, capsys, "--help")
+    doc = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text()))
+    assert (status, err) == (0, "")
+    assert doc is not None
+    assert doc.split()[:5] == out.split("\n", 1)[1].split()[:5]
+    assert ("pip install 'softmaxima[" in out) == (name in NEEDS)
+    undescribed = re.findall(r"--[a-z]+ +\[default", out)
+    assert not undescribed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_that_an_example_does_not_have_is_refused_in_a_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    status, out, err = called(name, monkeypatch, capsys, "--nonsense")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(rf"{name}: Unknown option: --nonsense.*; see python examples/{name}.py --help\n", err)
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_an_example_without_what_it_needs_says_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    offered = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    packages = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}
+    for module in NEEDS[name]:
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, module, None)
+            status, out, err = called(name, without, capsys)
+        assert (status, out) == (1, "")
+        said = re.fullmatch(rf"{name}: this needs {module}, which is not installed: pip install 'softmaxima\[([a-z,]+)\]'\n", err)
+        assert said
+        assert any(line.startswith(packages.get(module, module)) for extra in said[1].split(",") for line in offered[extra])
+
+
+WRONG = [
+    ("policy_gradient", "--copies=0"),
+    ("policy_gradient", "--updates=-1"),
+    ("policy_gradient", "--discount=2"),
+    ("policy_gradient", "--map=nosuch"),
+    ("policy_gradient", "--map=elastic_softmax"),
+    ("policy_gradient", "--map=topk_softmax"),
+    ("policy_gradient", "--map=normmax"),
+    ("policy_gradient", "--rate=nan"),
+    ("policy_gradient", "--entropy=5"),
+    ("policy_gradient", "--epochs=2.5"),
+    ("context_parallel", "--map=nosuch"),
+    ("context_parallel", "--places=3"),
+    ("sharded_classes", "--then=0"),
+    ("tensor_parallel", "--loss=softmax"),
+    ("two_views", "--ways=best"),
+    ("two_views", "--seeds=1"),
+    ("ising_torus", "--widths=0"),
+]
+
+
+@pytest.mark.parametrize(("name", "option"), WRONG)
+def test_an_option_that_makes_no_sense_is_refused_in_a_line(
+    name: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    status, out, err = called(name, monkeypatch, capsys, option)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"{name}: ")
+    assert err.count("\n") == 1
+    assert option.partition("=")[0] in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("policy_gradient", ["--updates=2000"]),
+        pytest.param("context_parallel", ["--places=512", "--ranks=2", "--steps=100000"], marks=pytest.mark.exhaustive),
+        pytest.param("private_sums", [], marks=pytest.mark.exhaustive),
+    ],
+)
+def test_an_interrupted_example_ends_with_a_line_and_leaves_no_process(name: str, options: list[str]):
+    """Ctrl-C in a terminal: a signal for the whole group of processes."""
+    command, pipe = [sys.executable, "-c", SIGNALLED, str(EXAMPLES / f"{name}.py"), *options], subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, f"{name}: interrupted\n"), out
+    assert any(is_gone(process.pid) or time.sleep(0.02) for _ in range(250))  # what watches over shared memory ends as the last
+
+
+def is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+# The example, which says when it is at work.
+SIGNALLED = """
+import runpy, sys, threading
+import softmaxima.cli.example as shared
+
+sys.argv = sys.argv[1:]
+wait = threading.Timer(0.5, lambda: print("begun", flush=True))
+wait.daemon = True
+run = shared.run
+shared.run = lambda *given, **options: (wait.start(), run(*given, **options))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""

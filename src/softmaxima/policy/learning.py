@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import as_scores, broadcasts, check_value, check_where
-from softmaxima.core.contract import AnyMap
+from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_positive
-from softmaxima.core.tracing import sizes
+from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.policy.value import soft_value
 from softmaxima.temperature import Positive, Temperature
 
@@ -31,8 +31,8 @@ class AdaptiveTemperature(nn.Module):
     """A temperature that is learnt so that a policy of any map keeps its entropy: SAC's, for −Ω of the map.
 
     Args:
-        entropy: h > 0, of −Ω(π), in nats for softmax; below that of the uniform policy, or τ grows without end. A number, or a
-            tensor that broadcasts to [..., 1].
+        entropy: h > 0, of −Ω(π), in nats for softmax; below that of the uniform policy, for τ would grow without end. A number,
+            or a tensor that broadcasts to [..., 1].
         temperature: τ at first, a number, or a `Positive` that is learnt, of one number or of a shape that broadcasts to [..., 1]
             for a τ of each task or learner.
         map, params: a map with a regulariser, and its parameters.
@@ -41,8 +41,10 @@ class AdaptiveTemperature(nn.Module):
     is by τ alone. Of softmax and one τ it is `sm.EntropyTarget`, which can also set τ to what a batch needs; the exact τ of each
     state is `sm.entropy_temperature`.
 
-    Raises TypeError or ValueError for anything else. Cost: of `loss` that of `soft_value`. Source: Haarnoja et al. (2018),
-    arXiv:1812.05905, for softmax.
+    Raises TypeError or ValueError for anything else; `loss` also for an h that is not below what the legal actions allow, −Ω of the
+    policy that is uniform over them, on average over the states of one τ. That is not seen where values cannot be read first: in a
+    compiled function, under `torch.func` and on a GPU. Cost: of `loss` that of `soft_value`, and Ω of the uniform policies. Source:
+    Haarnoja et al. (2018), arXiv:1812.05905, for softmax.
 
     >>> import torch, softmaxima as sm
     >>> q = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -83,7 +85,25 @@ class AdaptiveTemperature(nn.Module):
         value = soft_value(q.masked_fill(~known, 0.0), tau, map=self.map, **self.params)
         each = value - (tau * self.entropy).broadcast_to(*value.shape, 1).squeeze(-1)
         legal = (value.detach() > -math.inf) & known.squeeze(-1)
+        if is_concrete(q):
+            self._check_reachable(name, q > -math.inf, legal.unsqueeze(-1), tau.detach())
         return torch.where(legal, each, 0.0).sum() / legal.sum().clamp_min(1)
+
+    def _check_reachable(self, name: str, allowed: Tensor, counts: Tensor, tau: Tensor) -> None:
+        """Of the states [..., 1] that count and share a τ, h must be below −Ω of the policies that are uniform over `allowed`."""
+        found = find_map(self.map, name)
+        if found.regulariser is None or found.properties.mass != "one":  # what is left for no action has an entropy too
+            return
+        uniform = allowed.double() / allowed.sum(-1, keepdim=True).clamp_min(1)
+        most = -found.regulariser(uniform, **found.complete(self.params)).unsqueeze(-1)
+        sums = [torch.where(counts, of.double(), 0.0).sum_to_size(tau.shape) for of in (self.entropy, most, torch.ones_like(most))]
+        h, most, states = (each.flatten() for each in sums)
+        if bool((wrong := (states > 0) & (h >= most)).any()):
+            got, limit = (float(of[wrong][0] / states[wrong][0]) for of in (h, most))
+            raise ValueError(
+                f"{name}: entropy must be below what the legal actions allow, {limit:.6g} in the mean over states, got {got:.6g}; "
+                "give a smaller one"
+            )
 
     def extra_repr(self) -> str:
         h = self.entropy

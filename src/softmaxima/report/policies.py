@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
 from softmaxima.experiments.policies import (
@@ -33,8 +32,7 @@ CAPTION = (
     f"all that are told. In bold the fixed and the adaptive one that are best on {TUNED_ON} other seeds. Soft Sarsa(0.9) in "
     f"expectation, γ = 0.99, rate {RATE} for Fourier features of order 3; τ in units of the reward, entropies in % of log n."
 )
-KINDS = {"fixed": "Blues", "falling": "Greens", "adaptive": "Oranges"}
-DASHES = {"fixed": "solid", "falling": "dash", "adaptive": "dot"}
+COLOURS = {"fixed": "#0072B2", "falling": "#009E73", "adaptive": "#D55E00"}
 
 
 def sentence(found: Sequence[Trained]) -> str:
@@ -61,27 +59,32 @@ def markdown_table(found: Sequence[Trained]) -> str:
 
 
 def picture(found: Sequence[Trained]) -> go.Figure:
-    """The share of the seeds that judge which have solved a task, against episodes; a panel a task."""
-    tasks = tuple(dict.fromkeys(each.task for each in found))
-    plot = make_subplots(1, len(tasks), subplot_titles=tasks, shared_yaxes=True, horizontal_spacing=0.03)
+    """When each seed that judges has solved a task, a row a method and a panel a task, with the mean of the table as a line."""
+    tasks, methods = (tuple(dict.fromkeys(getattr(each, what) for each in found)) for what in ("task", "method"))
+    plot = make_subplots(1, len(tasks), subplot_titles=tasks, shared_yaxes=True, horizontal_spacing=0.08)
+    row = {method: len(methods) - number for number, method in enumerate(methods)}  # the first is the highest
     for column, task in enumerate(tasks, 1):
-        own = [each for each in found if each.task == task]
-        for kind, scale in KINDS.items():
-            same = [each for each in own if each.kind == kind]
-            shades = sample_colorscale(scale, list(np.linspace(0.35, 1.0, len(same)))) if len(same) > 1 else ["#009E73"]
-            for each, shade in zip(same, shades, strict=True):
-                at = np.sort(tested(each)[np.asarray(each.solved[TUNED_ON:])])
-                share = 100 * np.arange(len(at) + 1) / TESTED_ON
-                plot.add_scatter(
-                    x=[1, *at, EPISODES], y=[*share, share[-1]],
-                    mode="lines", line={"shape": "hv", "color": shade, "dash": DASHES[kind], "width": 2},
-                    name=each.method, legendgroup=each.method, showlegend=column == 1, row=1, col=column,
+        for each in (each for each in found if each.task == task):
+            at, solved, middle = tested(each), np.asarray(each.solved[TUNED_ON:]), row[each.method]
+            mean, seen = float(at.mean()), np.sort(at[solved])
+            spread = np.array(
+                [0.32 * (-1) ** k * (k % 7) / 6 for k in range(len(seen))]
+            )  # beside each other where they are the same
+            marks = {"color": COLOURS[each.kind], "size": 6, "opacity": 0.45}
+            plot.add_scatter(x=seen, y=middle + spread, mode="markers", marker=marks, row=1, col=column)
+            line = {"color": COLOURS[each.kind], "width": 3}
+            plot.add_scatter(x=[mean, mean], y=[middle - 0.42, middle + 0.42], mode="lines", line=line, row=1, col=column)
+            if left := unsolved(each):
+                plot.add_annotation(
+                    x=1, xref="x domain", y=middle, text=f"{left} not", showarrow=False, xanchor="left", xshift=4,
+                    font={"color": COLOURS[each.kind], "size": 11}, row=1, col=column,
                 )  # fmt: skip
-    plot.update_xaxes(title="episodes", gridcolor="#e6e6e6", showgrid=True, type="log", range=[0, float(np.log10(EPISODES))])
-    plot.update_yaxes(gridcolor="#e6e6e6", showgrid=True, range=[0, 101])
-    plot.update_yaxes(title="seeds that have solved it, %", col=1)
-    plot.update_layout(
-        legend={"tracegroupgap": 0}, template="simple_white", width=1100, height=620, margin={"l": 60, "r": 20, "t": 40, "b": 50},
+    plot.update_xaxes(title="solved at episode", type="log", range=[-0.05, float(np.log10(EPISODES)) + 0.03])
+    plot.update_xaxes(gridcolor="#e6e6e6", showgrid=True, tickvals=[1, 2, 5, 10, 20, 50, 100, EPISODES])
+    plot.update_yaxes(
+        tickvals=list(row.values()), ticktext=list(row), range=[0.4, len(methods) + 0.6], showgrid=True, gridcolor="#f2f2f2"
+    )
+    return plot.update_layout(
+        template="simple_white", width=1000, height=620, margin={"l": 170, "r": 60, "t": 40, "b": 50}, showlegend=False,
         font={"family": "Helvetica, Arial, sans-serif", "size": 12},
     )  # fmt: skip
-    return plot

@@ -210,6 +210,9 @@ def _which(told: dict[int, dict[str, Any]], status: dict[int, int | None], count
     named = {gone for one in told.values() for gone in one.get("missing", ())}
     gone = sorted((named | set(range(count)) - set(status)) - {party for party, one in told.items() if one})
     gone = gone or [party for party, code in status.items() if code is None]
+    if not gone and (far := sorted({other for one in told.values() for other in one.get("unreached", ())})):
+        who = f"parties {', '.join(map(str, far))} of {count} were not reached by others"
+        return f"{who}, so let processes reach each other at 127.0.0.1, or pass a longer timeout than"
     if not gone:
         return f"{count} parties were not done, so pass a longer timeout than"
     return f"part{'ies' if len(gone) > 1 else 'y'} {', '.join(map(str, gone))} of {count} did not take part within"

@@ -1,7 +1,7 @@
 """One party of an evaluation, a process of its own: its order comes on standard input, one message goes to standard output.
 
-The order has its scores and the socket that it listens on; the message is what was opened, or which parties are missing. A party
-that fails by itself gives none, and an exit status.
+The order has its scores and the socket that it listens on; the message is what was opened, or which parties are missing and
+which were never reached. A party that fails by itself gives none, and an exit status.
 
 python -m softmaxima.secure.party -P127.0.0.1:11365 -P127.0.0.1:11366 -P127.0.0.1:11367 -I0 --no-log --no-uvloop
 """
@@ -120,7 +120,8 @@ def main() -> None:
         except (TimeoutError, RuntimeError):  # the latter of a loop that was stopped
             if not messages.lost and isinstance(sys.exception(), RuntimeError):
                 raise
-            found = {"missing": missing(mpc, messages)}
+            unreached = [peer.pid for peer in mpc.parties if peer.pid != mpc.pid and peer.protocol is None]
+            found = {"missing": missing(mpc, messages), "unreached": unreached}
         told.write(json.dumps(found) + "\n")
 
 
