@@ -1,4 +1,4 @@
-"""Sums over clients that keep their scores: from three numbers of each, with noise of each or of a server, and from shares of each.
+"""Sums over clients that keep their scores: from a state (M, m, r) of each, with noise of each or of a server, and from shares of each.
 
 Every client is a process of its own, which has readings that no other sees and sends one small message. The truth is what one who
 saw all readings would find.
@@ -27,12 +27,12 @@ def readings(client: int) -> np.ndarray:
 
 
 def summary(client: int) -> sm.federated.Summary:
-    """What a client sends: its sum in three numbers, and its largest readings."""
+    """What a client sends: its sum as a state, and its largest readings."""
     return sm.federated.summarise(readings(client), LARGEST)
 
 
 def study(processes: int = CLIENTS, share: bool = True) -> dict[str, float]:
-    """log Σ exp of all readings, by each way, and the largest reading, which the three numbers come with."""
+    """log Σ exp of all readings, by each way, and the largest reading, which the states come with."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         with unheard():
             summaries = pool.map(summary, range(CLIENTS))
@@ -41,7 +41,7 @@ def study(processes: int = CLIENTS, share: bool = True) -> dict[str, float]:
     entries = sm.privacy.Entries(BOUNDS)
     found = {
         "truth": float(np.logaddexp.reduce(np.concatenate(clients))),
-        "three numbers": merged.estimate.value,
+        "states": merged.estimate.value,
         "the largest reading": float(merged.top[0]),
         "noise of each, ε = 1": sm.federated.private_logsumexp(clients, entries, epsilon=1.0).value,
         "noise of the server, ε = 1": sm.federated.private_logsumexp(clients, entries, epsilon=1.0, noise="server").value,

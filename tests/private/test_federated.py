@@ -1,4 +1,4 @@
-"""Sums of clients: exact of three numbers each, and an interval that holds whatever was left out."""
+"""Sums of clients: exact of a state each, and an interval that holds whatever was left out."""
 
 from __future__ import annotations
 
