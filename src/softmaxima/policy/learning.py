@@ -82,7 +82,7 @@ class AdaptiveTemperature(nn.Module):
             raise ValueError(f"{name}: entropy must broadcast to the states, {shape}, got shape {sizes(self.entropy)}")
         value = soft_value(q.masked_fill(~known, 0.0), tau, map=self.map, **self.params)
         each = value - (tau * self.entropy).broadcast_to(*value.shape, 1).squeeze(-1)
-        legal = (value.detach() > -math.inf) & known.squeeze(-1)
+        legal = (known & (q > -math.inf)).any(-1)
         return torch.where(legal, each, 0.0).sum() / legal.sum().clamp_min(1)
 
     def extra_repr(self) -> str:

@@ -76,7 +76,9 @@ def soft_value(
         none = value.detach() == -math.inf  # where no temperature has a say
         value = (rows.tau * value.masked_fill(none, 0.0)).masked_fill(none, -math.inf)
     else:
-        top = row_maximum(rows.x) if found.properties.shift_invariant else torch.zeros_like(rows.x[..., :1])
+        top = row_maximum(rows.x)
+        if not found.properties.shift_invariant:
+            top = torch.zeros_like(top)
         z = over_temperature(rows.x - top, rows.tau)
         value = rows.tau * conjugate(found, z, found(z, **values), values).unsqueeze(-1) + top
         largest = rows.x.detach().amax(-1, keepdim=True) if rows.x.shape[-1] else torch.full_like(top, -math.inf)
