@@ -71,8 +71,10 @@ class Policy(Distribution):
 
     `sample`, `log_prob`, `entropy`, `mode`, `probs`, `logits` (log π), `enumerate_support` and `expand` are those of
     `torch.distributions.Categorical`, with `kl_divergence` to another policy or a Categorical on either side. log π of softmax is
-    computed as such, exact for probabilities that no dtype has; of other maps π is 0, and log π −∞ with a gradient of 0, where they
-    give less than 1e-290 in float64 (of entmax at α = 1 and topk_softmax too, from some 667 below the largest x/τ). Entropy has finite gradients at exact zeros. In nats. All is computed in float64, and given in the dtype of x.
+    computed as such, exact for probabilities that no dtype has. Of other maps π is 0, and log π −∞ with a gradient of 0, where they
+    give less than 1e-290 in float64 (of entmax at α = 1 and topk_softmax too, from some 667 below the largest x/τ). log π has
+    the digits that the map gives to π: perturb_max, which is right to some 1e-17, leaves none to log π below −40 or so. Entropy has
+    finite gradients at exact zeros. In nats. All is computed in float64, and given in the dtype of x.
 
     Raises:
         TypeError or ValueError for anything else; `sample` and `mode` for a state in which no action has a probability above 0,
@@ -156,6 +158,8 @@ class Policy(Distribution):
     def mode(self) -> Tensor:
         """The most probable action of each state, of equal ones the first."""
         self._check_possible("mode")
+        if not self.num_actions:
+            return torch.empty(self.batch_shape, dtype=torch.long, device=self.scores.device)
         return self._log_p.argmax(-1)
 
     @property
@@ -225,12 +229,13 @@ class Policy(Distribution):
 def log_of(p: Tensor) -> Tensor:
     """log p, and −∞ without a gradient where p is 0."""
     none = p <= 0
-    log_p: Any = _Log.apply(p.masked_fill(none, 1.0))
+    positive = p.masked_fill(none, 1.0)
+    log_p: Any = positive.log() if torch.compiler.is_compiling() else _Log.apply(positive)  # compilers take no jvp
     return log_p.masked_fill(none, -math.inf)
 
 
 class _Log(torch.autograd.Function):
-    """log p of the slope exp(−log p), whose own slope has each factor 1/p beside one of p: nowhere is 1/p², which is ∞ below 1e−154."""
+    """log p of the slope exp(−log p), so that each 1/p of its second derivative is beside a p: 1/p² is ∞ from 1e−154 down."""
 
     generate_vmap_rule = True
 
