@@ -72,9 +72,9 @@ class Policy(Distribution):
     `sample`, `log_prob`, `entropy`, `mode`, `probs`, `logits` (log π), `enumerate_support` and `expand` are those of
     `torch.distributions.Categorical`, with `kl_divergence` to another policy or a Categorical on either side. log π of softmax is
     computed as such, exact for probabilities that no dtype has. Of other maps π is 0, and log π −∞ with a gradient of 0, where they
-    give less than 1e-290 in float64 (of entmax at α = 1 and topk_softmax too, from some 667 below the largest x/τ). log π has
-    the digits that the map gives to π: perturb_max, which is right to some 1e-17, leaves none to log π below −40 or so. Entropy has
-    finite gradients at exact zeros. In nats. All is computed in float64, and given in the dtype of x.
+    give less than 1e-290 in float64 (of entmax at α = 1 and topk_softmax too, from some 667 below the largest x/τ). The π of
+    perturb_max is right to some 1e-17, so that its log π is rough below −40 or so. Entropy has finite gradients at exact zeros. In
+    nats. All is computed in float64, and given in the dtype of x.
 
     Raises:
         TypeError or ValueError for anything else; `sample` and `mode` for a state in which no action has a probability above 0,
