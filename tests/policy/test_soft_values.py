@@ -365,12 +365,13 @@ def test_values_that_no_number_holds_are_refused_and_never_certified(kind: torch
 
 def test_what_no_policy_can_have_is_refused_before_any_work():
     reward, transition = torch.ones(2, 2), torch.full((2, 2, 2), 0.5)
-    for options, said in (
+    refused: Any = (
         ({"map": "elastic_softmax"}, "map must give probabilities that sum to 1, got 'elastic_softmax'"),
         ({"map": "topk_softmax"}, "map must have a regulariser"),
         ({"map": sm.Sparsemax()}, "map must be the name or the function of a map"),
         ({"prior": torch.ones(2)}, "a Policy has no prior; leave it out, or iterate soft_bellman"),
-    ):
+    )
+    for options, said in refused:
         with pytest.raises((TypeError, ValueError), match=rf"^soft_value_iteration: {said}"):
             soft_value_iteration(reward, transition, 1 - 1e-12, max_iterations=10**9, **options)
 
