@@ -70,6 +70,10 @@ def test_gains_are_paired_by_fold_and_tables_count_as_one(tmp_path: Path):
     assert "mixture, other rows, beside softmax: +10.7 points of accuracy (" in said
     assert "better), better on 3 and worse on 0 of 3 tables" in said
     assert "mixture, other rows, beside learnt τ, other rows: the same accuracy" in said
+    assert said.endswith(
+        "- mixture, other rows, gains over softmax in log loss most on one, -0.103 nats, where learnt τ, other rows has -0.103 and "
+        "least on three, -0.110 nats, where learnt τ, other rows has -0.110."
+    )
     assert "= |" in report.markdown(found)
     drawn: Any = report.picture(found).data
     assert len(drawn) == 2 * len(mixtures.WAYS)

@@ -152,6 +152,26 @@ def test_gradients_are_finite_at_zeros_and_masks(name: str):
     assert not torch.as_tensor(x.grad).any()
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16])
+def test_log_prob_has_finite_slopes_however_small_the_probability(case: Case, kind: torch.dtype):
+    """From e⁻¹ to less than 5e−324, in rows of two and of six, first slopes and second ones."""
+    if case.map.name not in TAKEN:
+        pytest.skip("no policy")
+    gaps = torch.cat([torch.linspace(1, 50, 99), torch.linspace(51, 760, 89)]).to(kind)
+    for n in (2, 6):
+        x = torch.zeros(len(gaps), n, dtype=kind)
+        x[:, 1] = -gaps
+        x.requires_grad_()
+        log_p = Policy(x, case.map, **case.params).log_prob(torch.tensor(1))
+        (slope,) = torch.autograd.grad(log_p.sum(), x, create_graph=True)
+        assert slope.isfinite().all()
+        assert (slope[log_p == -math.inf] == 0).all()
+        if case.map.properties.shift_invariant:
+            assert (slope.sum(-1).abs() <= 1e-2 * slope.abs().sum(-1)).all()
+        (second,) = torch.autograd.grad(slope.square().sum(), x, allow_unused=True)
+        assert second is None or second.isfinite().all()
+
+
 def test_dtypes_and_batch_shapes(dtype: torch.dtype):
     x = normal(2, 3, 4).to(dtype)
     policy = Policy(x, "entmax", alpha=1.3, temperature=torch.tensor([[[0.5]], [[2.0]]]))
@@ -175,16 +195,15 @@ def test_dtypes_and_batch_shapes(dtype: torch.dtype):
     assert policy.mean.isnan().all()
 
 
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+@pytest.mark.parametrize("name", TAKEN)
 def test_draws_have_the_probabilities_and_never_what_is_impossible(name: str):
-    x = torch.tensor([[1.0, 0.0, -0.2, -math.inf], [0.0, 0.0, -4.0, 0.0]])
-    policy = Policy(x, name)
+    x = torch.tensor([[1.0, 0.3, -0.2, -math.inf], [0.5, 0.5, -4.0, 0.5], [2.0, 1.0, 1.9, 1.5]])
+    policy = Policy(x, name, where=torch.tensor([True, True, True, False]))
     count = 20_000
     drawn = policy.sample((count,), generator=3)
     assert torch.equal(drawn, policy.sample((count,), generator=3))
-    for row in range(2):
+    for row, p in enumerate(policy.probs):
         found = drawn[:, row].bincount(minlength=4) / count
-        p = policy.probs[row]
         assert (found[p == 0] == 0).all()
         assert ((found - p).abs() <= 5 * (p * (1 - p) / count).sqrt() + 1e-9).all()
     torch.manual_seed(0)
@@ -274,6 +293,10 @@ def test_transforms_see_through_a_policy(name: str):
     leaf = x.clone().requires_grad_()
     entropy(leaf).sum().backward()
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(entropy))(x), leaf.grad)
+    for row in (x[0], torch.tensor([0.0, -0.5, -1e3], dtype=torch.float64)):
+        log_p = lambda x: Policy(x, name, validate_args=False).log_prob(torch.tensor(0))
+        torch.testing.assert_close(torch.func.hessian(log_p)(row), torch.autograd.functional.hessian(log_p, row))
+        torch.testing.assert_close(torch.func.vmap(torch.func.grad(log_p))(row[None])[0], torch.func.grad(log_p)(row))
 
 
 def test_a_divergence_to_logits_is_of_logits_whoever_has_asked_for_probabilities():
@@ -295,7 +318,7 @@ def test_shapes_of_draws_are_checked_and_no_states_have_none():
             policy.sample(shape)
     empty = Policy(torch.zeros(0, 3))
     assert empty.sample((4,)).shape == (4, 0)
-    assert empty.mode.shape == empty.entropy().shape == (0,)
+    assert empty.mode.shape == empty.entropy().shape == Policy(torch.zeros(0, 0)).mode.shape == (0,)
 
 
 def test_a_state_to_which_a_map_gives_nothing_is_told_as_that():

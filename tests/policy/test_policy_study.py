@@ -89,13 +89,13 @@ def test_ratios_are_of_restricted_means_on_seeds_that_did_not_choose(tmp_path: P
     )
     assert 4 < r.low < r.value < r.high < 5
     said = policies.verdict(found, "T")
-    assert "the median adaptive setting, held, beside the median fixed one, middle: 2.5" in said
+    assert "the median adaptive setting held, beside the median fixed setting middle: 2.5" in said
     assert "at least twice as fast" in said
     assert f"with 0 and {policies.TESTED_ON} of {policies.TESTED_ON} seeds that do not solve it" in said
     late = [*found[:4], made("T", "held", "adaptive", 20, around(170))]
     assert "middle: 0.29 times as fast (0.29 to 0.30), slower" in policies.verdict(late, "T")
     never = [*found[:4], made("T", "held", "adaptive", 20, [policies.EPISODES] * policies.TESTED_ON)]
-    assert "lucky: no seed of either solves it, and nothing can be told" in policies.verdict(never, "T")
+    assert "lucky: no seed of any solves it, and nothing can be told" in policies.verdict(never, "T")
     policies.write(found, {"date": "today"}, tmp_path / "found.json")
     assert policies.read(tmp_path / "found.json") == found
     assert report.markdown_table(found).count("\n") == 6
@@ -105,6 +105,20 @@ def test_ratios_are_of_restricted_means_on_seeds_that_did_not_choose(tmp_path: P
     assert [line.x[0] for line in lines] == [policies.tested(each).mean() for each in found]
     assert [len(dot.x) for dot in dots] == [policies.TESTED_ON - policies.unsolved(each) for each in found]
     assert len({line.y for line in lines}) == len(found)  # a row each
+
+
+def test_of_an_even_number_both_in_the_middle_are_compared_and_what_is_said_holds_of_both():
+    rng = np.random.default_rng(0)
+    around = lambda n: rng.integers(n - 3, n + 4, policies.TESTED_ON).tolist()
+    fixed = made("T", "fixed", "fixed", 60, around(60))
+    held = lambda *means: [made("T", f"held {k}", "adaptive", k, around(n)) for k, n in enumerate(means)]
+    said = policies.verdict([fixed, *held(20, 20, 80, 160)], "T")
+    assert "the median adaptive settings, of an even number both in the middle, held 1 and held 2, beside the median fixed" in said
+    assert "over both), no difference is shown, twice as fast is not ruled out" in said
+    assert "over both), at least twice as fast" in policies.verdict([fixed, *held(20, 20, 25, 160)], "T")
+    swapped = policies.verdict([fixed, *held(20, 80, 20, 160)], "T")
+    assert "over both), no difference is shown, twice as fast is not ruled out" in swapped
+    assert [each.method for each in policies.middle(held(1, 2, 3))] == ["held 1"]
 
 
 def test_a_method_learns_the_same_alone(monkeypatch: pytest.MonkeyPatch):

@@ -367,3 +367,50 @@ def test_all_arguments_go_through_vmap_and_a_compiler(kind: str):
     torch.testing.assert_close(torch.vmap(call)(q, r, p, mu), alone)
     compiled: Any = torch.compile(call, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(q[0], r[0], p[0], mu[0]), alone[0])
+
+
+@pytest.mark.parametrize(("kind", "unit"), [(torch.float64, 1e307), (torch.float64, -1e307), (torch.float16, 30_000.0)])
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_values_that_no_number_holds_are_refused_and_never_certified(kind: torch.dtype, unit: float, name: str):
+    transition = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]])
+    reward = torch.tensor([[1.0, 0.5], [0.5, 2.0]], dtype=torch.float64).mul(unit).to(kind)
+    with pytest.raises(ValueError, match=r"^soft_value_iteration: reward must be so small that values stay below .* of float"):
+        soft_value_iteration(reward, transition, 0.99, map=name)
+    illegal = torch.tensor([[True, True], [False, False]])
+    solution = soft_value_iteration(reward.sign(), transition, 0.5, map=name, where=illegal)
+    assert solution.error <= 1e-9
+    assert (solution.q[1] == -math.inf).all()
+
+
+def test_what_no_policy_can_have_is_refused_before_any_work():
+    reward, transition = torch.ones(2, 2), torch.full((2, 2, 2), 0.5)
+    refused: Any = (
+        ({"map": "elastic_softmax"}, "map must give probabilities that sum to 1, got 'elastic_softmax'"),
+        ({"map": "topk_softmax"}, "map must have a regulariser"),
+        ({"map": sm.Sparsemax()}, "map must be the name or the function of a map"),
+        ({"prior": torch.ones(2)}, "a Policy has no prior; leave it out, or iterate soft_bellman"),
+    )
+    for options, said in refused:
+        with pytest.raises((TypeError, ValueError), match=rf"^soft_value_iteration: {said}"):
+            soft_value_iteration(reward, transition, 1 - 1e-12, max_iterations=10**9, **options)
+
+
+VALUED = [name for name, map in REGISTRY.items() if map.regulariser is not None and map.properties.of_one_class]
+
+
+@pytest.mark.parametrize("name", VALUED)
+def test_values_of_no_actions_and_of_no_states_have_their_shape(name: str):
+    for shape, dim, expected in (((3, 0), -1, (3,)), ((0,), -1, ()), ((0, 3), -1, (0,)), ((0, 3), 0, (3,)), ((2, 1), -1, (2,))):
+        assert soft_value(torch.zeros(shape), map=name, dim=dim).shape == expected
+    assert soft_bellman(torch.zeros(3, 0), torch.zeros(3, 0), torch.zeros(3, 0, 3), 0.9, map=name).shape == (3, 0)
+
+
+@pytest.mark.parametrize("name", VALUED)
+def test_a_state_without_a_legal_action_has_no_say_in_a_temperature(name: str):
+    q = normal(4, 3)
+    own, beside = (AdaptiveTemperature(0.2, map=name) for _ in range(2))
+    own.loss(q[:2]).backward()
+    q[2] = -math.inf
+    beside.loss(q, where=torch.tensor([[True], [True], [True], [False]])).backward()
+    slopes = [next(each.parameters()).grad for each in (own, beside)]
+    torch.testing.assert_close(slopes[0], slopes[1])

@@ -133,6 +133,17 @@ def test_rows_are_done_at_once():
     assert opened("softmax", x, format).shape == x.shape
 
 
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("batch", [(), (14,), (2, 3), (0,), (2, 0, 3)])
+def test_results_have_the_shapes_that_are_stated(n: int, batch: tuple[int, ...]):
+    format = FixedPoint(n, (-2.0, 2.0), 20)
+    x = np.random.default_rng(0).uniform(-2, 2, (*batch, n))
+    shapes = {"logsumexp": (*batch, 1), "softmax": (*batch, n), "argmax": batch}
+    for what, shape in shapes.items():
+        assert np.shape(opened(what, x, format)) == shape
+    assert (np.asarray(opened("argmax", x, format)) == x.argmax(-1)).all()
+
+
 def test_rows_of_tensors_with_a_temperature():
     found = secure.evaluate("logsumexp", [torch.tensor([1.0, 2.0, 0.5], dtype=torch.bfloat16)], bounds=(-8, 8), temperature=0.5)
     assert abs(found.value - np.logaddexp.reduce([2.0, 4.0, 1.0])) <= found.error
@@ -235,6 +246,19 @@ def test_a_party_that_is_killed_is_named_and_nothing_is_released(party: int, sec
     killing.join()
     assert time.monotonic() - begun < 15
     assert all(process.returncode is not None for process in started)
+
+
+def test_all_that_are_killed_at_once_are_named(started: list[Any]):
+    def kill() -> None:
+        while len(started) < 3:
+            time.sleep(0.01)
+        time.sleep(1.0)
+        for party in (2, 1):
+            started[party].kill()
+
+    threading.Thread(target=kill).start()
+    with pytest.raises(ConnectionError, match=r"party 1 of 3 was ended by SIGKILL, party 2 of 3 was ended by SIGKILL within 20 s"):
+        together([ORDER | {"timeout": 20.0, "latency": 0.2}] * 3, 20.0)
 
 
 @pytest.mark.exhaustive

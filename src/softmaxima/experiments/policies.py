@@ -318,31 +318,46 @@ def unsolved(each: Trained) -> int:
     return TESTED_ON - sum(each.solved[TUNED_ON:])
 
 
+def middle(ordered: Sequence[Trained]) -> list[Trained]:
+    """The one in the middle, or of an even number the two."""
+    return list(ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1])
+
+
+def pairs(found: Sequence[Trained], task: str) -> dict[str, list[tuple[Trained, Trained]]]:
+    """(fixed, adaptive), the best of each kind and those in the middle, on the seeds that choose."""
+    fixed, adaptive = ranked(found, task, "fixed"), ranked(found, task, "adaptive")
+    return {"best": [(fixed[0], adaptive[0])], "median": list(itertools.product(middle(fixed), middle(adaptive)))}
+
+
 def verdict(found: Sequence[Trained], task: str) -> str:
     """What holds of the claim that an adaptive temperature converges twice as fast: of the best and of the median setting of each
-    kind, both on the seeds that choose."""
-    fixed, adaptive = ranked(found, task, "fixed"), ranked(found, task, "adaptive")
-    comparisons = 2 * len({each.task for each in found})
+    kind, both on the seeds that choose. Where two are in the middle, what is said holds of both."""
+    comparisons = sum(len(each) for other in {each.task for each in found} for each in pairs(found, other).values())
     parts = []
-    for word, place in (("best", lambda n: 0), ("median", lambda n: n // 2)):
-        slow, fast = fixed[place(len(fixed))], adaptive[place(len(adaptive))]
-        said, left = f"the {word} adaptive setting, {fast.method}, beside the {word} fixed one, {slow.method}", unsolved(slow)
-        if left == unsolved(fast) == TESTED_ON:
-            parts.append(f"{said}: no seed of either solves it, and nothing can be told")
+    for word, compared in pairs(found, task).items():
+        slow, fast = (list(dict.fromkeys(kind)) for kind in zip(*compared, strict=True))
+        kinds = [
+            f"the {word} {kind} setting {own[0].method}"
+            if len(own) == 1
+            else f"the {word} {kind} settings, of an even number both in the middle, {' and '.join(each.method for each in own)}"
+            for kind, own in (("adaptive", fast), ("fixed", slow))
+        ]
+        said = f"{kinds[0]}, beside {kinds[1]}"
+        if all(unsolved(each) == TESTED_ON for each in (*slow, *fast)):
+            parts.append(f"{said}: no seed of any solves it, and nothing can be told")
             continue
-        r = ratio(slow, fast, comparisons)
-        held = (
-            (r.high < 1, "slower"),
-            (r.low >= 2, "at least twice as fast"),
-            (r.low > 1, "faster"),
-            (True, "no difference is shown"),
-        )
+        ratios = [ratio(*pair, comparisons) for pair in compared]
+        low, high = min(r.low for r in ratios), max(r.high for r in ratios)
+        held = ((high < 1, "slower"), (low >= 2, "at least twice as fast"), (low > 1, "faster"), (True, "no difference is shown"))
         holds = next(words for is_so, words in held if is_so)
-        twice = (
-            "" if r.low >= 2 or r.high < 1 else ", twice as fast is ruled out" if r.high < 2 else ", twice as fast is not ruled out"
+        twice = "" if low >= 2 or high < 1 else ", twice as fast is ruled out" if high < 2 else ", twice as fast is not ruled out"
+        left = [str(unsolved(each)) for each in (*fast, *slow)]
+        capped = (
+            f", with {', '.join(left[:-1])} and {left[-1]} of {TESTED_ON} seeds that do not solve it" if {*left} != {"0"} else ""
         )
-        capped = f", with {unsolved(fast)} and {left} of {TESTED_ON} seeds that do not solve it" if left or unsolved(fast) else ""
-        parts.append(f"{said}: {r.value:.2f} times as fast ({r.low:.2f} to {r.high:.2f}), {holds}{twice}{capped}")
+        values = " and ".join(f"{r.value:.2f}" for r in ratios)
+        over = " over both" if len(ratios) > 1 else ""
+        parts.append(f"{said}: {values} times as fast ({low:.2f} to {high:.2f}{over}), {holds}{twice}{capped}")
     return f"{task}: {'; '.join(parts)}"
 
 

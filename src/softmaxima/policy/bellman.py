@@ -21,8 +21,8 @@ from softmaxima.core.arguments import Array, as_scores, broadcasts, check_where,
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_count, check_number, check_positive
 from softmaxima.core.tracing import is_concrete
-from softmaxima.policy.boltzmann import Policy
-from softmaxima.policy.value import soft_value
+from softmaxima.policy.boltzmann import Policy, as_policy_map
+from softmaxima.policy.value import find_valued, soft_value
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def soft_bellman(
     scores = as_scores(name, q, "q")
     r, p, gamma = _process(name, scores, reward, transition, discount)
     mask = check_where(name, where, scores)
+    find_valued(name, map)
     value = soft_value(scores.double(), temperature, map=map, where=mask, **params)  # pyright: ignore[reportArgumentType]
     return like_input(_backed_up(value, r, p, gamma, mask).to(scores.dtype), q)
 
@@ -102,12 +103,13 @@ def soft_value_iteration(
 
     Args:
         reward, transition: r [..., states, actions] and P [..., states, actions, states], tensors.
-        discount, temperature, map, where, params: as for `soft_bellman`.
+        discount, temperature, map, where, params: as for `soft_bellman`; of maps with a sum of 1, and no prior.
         tolerance: the bound of ‖q − q*‖∞ at which it ends, in units of the reward.
         max_iterations: after which it ends in any case, with a RuntimeWarning; `error` says how far it came.
 
-    Raises TypeError or ValueError, before any work, for anything else. Computed in float64, without gradients. Cost:
-    log(tolerance)/log(γ) times that of `soft_bellman`. Source: as of `soft_bellman`.
+    Raises TypeError or ValueError, before any work, for anything else; ValueError, in the end, for values that the dtype of the
+    reward does not hold. Computed in float64, without gradients. Cost: log(tolerance)/log(γ) times that of
+    `soft_bellman`. Source: as of `soft_bellman`.
 
     >>> import torch, softmaxima as sm
     >>> reward, transition = torch.tensor([[1.0, 0.9], [0.0, 0.0]]), torch.eye(2).expand(2, 2, 2)
@@ -122,6 +124,9 @@ def soft_value_iteration(
         raise TypeError(f"{name}: reward must be a torch.Tensor, got {type(reward).__name__}; call torch.as_tensor()")
     r, p, gamma = _process(name, scores, reward, transition, discount)
     mask = check_where(name, where, scores)
+    as_policy_map(name, find_valued(name, map), temperature, {})
+    if "prior" in params:
+        raise TypeError(f"{name}: a Policy has no prior; leave it out, or iterate soft_bellman(…, prior=μ)")
     tolerance = check_positive(name, "tolerance", tolerance)
     limit = check_count(name, "max_iterations", max_iterations)
     r, p = r.detach(), p.detach()
@@ -133,15 +138,24 @@ def soft_value_iteration(
         while error > tolerance and done < limit:
             following = _backed_up(value, r, p, gamma, mask)
             moved = torch.where(following == q, 0.0, following - q).abs()
-            error = gamma / (1 - gamma) * float(moved.max()) if moved.numel() else 0.0
+            farthest = float(moved.max()) if moved.numel() else 0.0
+            error = gamma / (1 - gamma) * farthest
             q, done = following, done + 1
             value = soft_value(q, temperature, map=map, where=mask, **params)
+            if not math.isfinite(farthest):
+                break
+        narrow, final = value.masked_fill(value == -math.inf, 0.0).to(scores.dtype), q.to(scores.dtype)
+        legal = final if mask is None else final.masked_fill(~mask, 0.0)
+        if not bool(legal.isfinite().all() & narrow.isfinite().all()):
+            largest, dtype = torch.finfo(scores.dtype).max, str(scores.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{name}: reward must be so small that values stay below {largest:.3g}, the largest of {dtype}, got up to "
+                f"{float(r.abs().max()):.3g} with discount {gamma:g}; divide reward and temperature by the same number"
+            )
         if error > tolerance:
             said = f"the error is below {error:.3g} after {done} iterations, and not {tolerance:.3g}; raise max_iterations"
             warnings.warn(f"{name}: {said}", RuntimeWarning, stacklevel=2)
-        value = value.masked_fill(value == -math.inf, 0.0).to(scores.dtype)
-        q = q.to(scores.dtype)
-    return SoftSolution(q, value, Policy(q, map, temperature=temperature, where=mask, **params), done, error)
+    return SoftSolution(final, narrow, Policy(final, map, temperature=temperature, where=mask, **params), done, error)
 
 
 def _backed_up(value: Tensor, reward: Tensor, transition: Tensor, gamma: float, mask: Tensor | None) -> Tensor:

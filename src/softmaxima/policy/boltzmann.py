@@ -52,6 +52,9 @@ def as_policy_map(name: str, map: AnyMap | MapModule, temperature: Any, params: 
     return found, temperature, params
 
 
+LEAST = 1e-290  # the least π but 0 of maps other than softmax: 1/π, the slope of log π, times what else there is passes 1e308 below
+
+
 class Policy(Distribution):
     """A distribution over n actions for each state, π(a|s) = map(x/τ)_a, as those of `torch.distributions`.
 
@@ -68,9 +71,10 @@ class Policy(Distribution):
 
     `sample`, `log_prob`, `entropy`, `mode`, `probs`, `logits` (log π), `enumerate_support` and `expand` are those of
     `torch.distributions.Categorical`, with `kl_divergence` to another policy or a Categorical on either side. log π of softmax is
-    computed as such, exact for probabilities that no dtype has; of other maps it is −∞ where they give 0 in float64
-    (of entmax at α = 1 and topk_softmax too, from some 745 below the largest x/τ), with a gradient
-    of 0. Entropy has finite gradients at exact zeros. In nats. All is computed in float64, and given in the dtype of x.
+    computed as such, exact for probabilities that no dtype has. Of other maps π is 0, and log π −∞ with a gradient of 0, where they
+    give less than 1e-290 in float64 (of entmax at α = 1 and topk_softmax too, from some 667 below the largest x/τ). The π of
+    perturb_max is right to some 1e-17, so that its log π is rough below −40 or so. Entropy has finite gradients at exact zeros. In
+    nats. All is computed in float64, and given in the dtype of x.
 
     Raises:
         TypeError or ValueError for anything else; `sample` and `mode` for a state in which no action has a probability above 0,
@@ -131,7 +135,8 @@ class Policy(Distribution):
 
     @lazy_property
     def _p(self) -> Tensor:
-        return self.map(self._rows.x, temperature=self._rows.tau, **self._params)
+        p = self.map(self._rows.x, temperature=self._rows.tau, **self._params)
+        return p if self.map.name == "softmax" else p.masked_fill(p < LEAST, 0.0)
 
     @lazy_property
     def _log_p(self) -> Tensor:
@@ -153,6 +158,8 @@ class Policy(Distribution):
     def mode(self) -> Tensor:
         """The most probable action of each state, of equal ones the first."""
         self._check_possible("mode")
+        if not self.num_actions:
+            return torch.empty(self.batch_shape, dtype=torch.long, device=self.scores.device)
         return self._log_p.argmax(-1)
 
     @property
@@ -222,7 +229,34 @@ class Policy(Distribution):
 def log_of(p: Tensor) -> Tensor:
     """log p, and −∞ without a gradient where p is 0."""
     none = p <= 0
-    return p.masked_fill(none, 1.0).log().masked_fill(none, -math.inf)
+    positive = p.masked_fill(none, 1.0)
+    log_p: Any = positive.log() if torch.compiler.is_compiling() else _Log.apply(positive)  # compilers take no jvp
+    return log_p.masked_fill(none, -math.inf)
+
+
+class _Log(torch.autograd.Function):
+    """log p of the slope exp(−log p), so that each 1/p of its second derivative is beside a p: 1/p² is ∞ from 1e−154 down."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(p: Tensor) -> Tensor:
+        return p.log()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        (log_p,) = ctx.saved_tensors
+        return slopes[0] * (-log_p).exp()
+
+    @staticmethod
+    def jvp(ctx: Any, *moved: Tensor) -> Tensor:
+        (log_p,) = ctx.saved_tensors
+        return moved[0] * (-log_p).exp()
 
 
 def _not_negative(value: Tensor) -> Tensor:

@@ -84,9 +84,10 @@ class AdaptiveTemperature(nn.Module):
             raise ValueError(f"{name}: entropy must broadcast to the states, {shape}, got shape {sizes(self.entropy)}")
         value = soft_value(q.masked_fill(~known, 0.0), tau, map=self.map, **self.params)
         each = value - (tau * self.entropy).broadcast_to(*value.shape, 1).squeeze(-1)
-        legal = (value.detach() > -math.inf) & known.squeeze(-1)
+        allowed = known & (q > -math.inf)
+        legal = allowed.any(-1)
         if is_concrete(q):
-            self._check_reachable(name, q > -math.inf, legal.unsqueeze(-1), tau.detach())
+            self._check_reachable(name, allowed, legal.unsqueeze(-1), tau.detach())
         return torch.where(legal, each, 0.0).sum() / legal.sum().clamp_min(1)
 
     def _check_reachable(self, name: str, allowed: Tensor, counts: Tensor, tau: Tensor) -> None:

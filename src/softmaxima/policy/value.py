@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, check_dim, check_where, like_input
-from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.numbers import check_number
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete
 from softmaxima.losses.fenchel_young import conjugate
 from softmaxima.lse import log_mean_exp, logsumexp
 from softmaxima.sampling.rows import Rows, as_rows, map_params, over_temperature
+
+
+def find_valued(name: str, map: AnyMap) -> Map:
+    """The map, which must have Ω and probabilities of one action."""
+    found = find_map(map, name)
+    if found.regulariser is None or not found.properties.of_one_class:
+        raise ValueError(f"{name}: map must have a regulariser Ω and probabilities of one action, got {found.name!r}; take softmax")
+    return found
 
 
 def soft_value(
@@ -63,9 +71,7 @@ def soft_value(
     (np.float64(1.262), np.float64(1.045))
     """
     name = "soft_value"
-    found = find_map(map, name)
-    if found.regulariser is None or not found.properties.of_one_class:
-        raise ValueError(f"{name}: map must have a regulariser Ω and probabilities of one action, got {found.name!r}; take softmax")
+    found = find_valued(name, map)
     if prior is not None and found.name != "softmax":
         raise ValueError(f"{name}: prior is of softmax alone, got map {found.name!r}; leave one of them out")
     rows = as_rows(name, q, dim, temperature, where, None)
@@ -76,7 +82,9 @@ def soft_value(
         none = value.detach() == -math.inf  # where no temperature has a say
         value = (rows.tau * value.masked_fill(none, 0.0)).masked_fill(none, -math.inf)
     else:
-        top = row_maximum(rows.x) if found.properties.shift_invariant else torch.zeros_like(rows.x[..., :1])
+        top = row_maximum(rows.x)
+        if not found.properties.shift_invariant:
+            top = torch.zeros_like(top)
         z = over_temperature(rows.x - top, rows.tau)
         value = rows.tau * conjugate(found, z, found(z, **values), values).unsqueeze(-1) + top
         largest = rows.x.detach().amax(-1, keepdim=True) if rows.x.shape[-1] else torch.full_like(top, -math.inf)

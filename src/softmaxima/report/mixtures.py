@@ -10,7 +10,21 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from softmaxima.experiments.differences import Difference
-from softmaxima.experiments.mixtures import BESIDE, FOLDS, INNER, LEARNT, MAPS, PAIRS, STEPS, WAYS, Chosen, gain, overall, verdict
+from softmaxima.experiments.mixtures import (
+    BESIDE,
+    FOLDS,
+    INNER,
+    LEARNT,
+    MAPS,
+    PAIRS,
+    STEPS,
+    WAYS,
+    Chosen,
+    gain,
+    means,
+    overall,
+    verdict,
+)
 from softmaxima.report.markdown import table
 
 CAPTION = (
@@ -30,7 +44,20 @@ def sentence(found: Sequence[Chosen]) -> str:
     """What holds of each way, a line each."""
     lines = "\n".join(f"- {verdict(found, way, beside)}." for way, beside in PAIRS)
     held = "The intervals of these lines hold at once at 95 %, and where one holds 0, no difference is shown"
-    return f"{SILENT}. {held}.\n\n{lines}"
+    return f"{SILENT}. {held}.\n\n{lines}\n" + "\n".join(f"- {share_of_temperature(found, *pair)}." for pair in BESIDE.items())
+
+
+def share_of_temperature(found: Sequence[Chosen], way: str, beside: str) -> str:
+    """What the learnt τ gains over softmax on the two tables where the mixture gains most and least."""
+    own, other = (means(found, each, "log-loss") for each in (way, beside))
+    tables = tuple(dict.fromkeys(each.table for each in found))
+    ends = (("most", max), ("least", min))
+    told = (
+        f"{word} on {tables[k]}, {own[k]:+.3f} nats, where {beside} has {other[k]:+.3f}"
+        for word, end in ends
+        for k in (own.index(end(own)),)
+    )
+    return f"{way}, gains over softmax in log loss {' and '.join(told)}"
 
 
 def markdown(found: Sequence[Chosen]) -> str:

@@ -22,6 +22,7 @@ from softmaxima.secure.fixed_point import CONSTANT, FixedPoint, fixed_point
 from softmaxima.secure.functions import FUNCTIONS
 from softmaxima.secure.library import ONE_AT_A_TIME, apart, runtime
 
+AT_ONCE = 0.5  # seconds after a party was ended, in which others that go with it are named too
 GRACE = 5.0  # seconds for the others to tell, after one told that it cannot go on
 
 
@@ -190,7 +191,7 @@ def together(
         deadline = time.monotonic() + timeout + 20  # a party gives up by itself, and says who is missing
         while None in (codes := [process.poll() for process in processes.values()]) and time.monotonic() < deadline:
             if any(codes):
-                break
+                deadline = min(deadline, time.monotonic() + AT_ONCE)
             if any(code == 0 and "value" not in _told(answers[party]) for party, code in zip(processes, codes, strict=True)):
                 deadline = min(deadline, time.monotonic() + GRACE)
             time.sleep(0.02)
