@@ -405,7 +405,7 @@ def test_values_of_no_actions_and_of_no_states_have_their_shape(name: str):
     assert soft_bellman(torch.zeros(3, 0), torch.zeros(3, 0), torch.zeros(3, 0, 3), 0.9, map=name).shape == (3, 0)
 
 
-@pytest.mark.parametrize("name", VALUED)
+@pytest.mark.parametrize("name", [name for name in VALUED if name != "normmax"])  # which has no entropy above 0
 def test_a_state_without_a_legal_action_has_no_say_in_a_temperature(name: str):
     q = normal(4, 3)
     own, beside = (AdaptiveTemperature(0.2, map=name) for _ in range(2))
