@@ -111,3 +111,69 @@ def test_ends_are_in_order_however_small_the_radius():
         assert (ends[0] <= ends[1]).all()
     box = robust.interval("log_softmax", x, x)
     assert (box.lower <= box.upper).all()
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1e4, 1e-3), (200.0, 1e-3), (6e-8, 0.5), (1e-3, 1e-4)])
+def test_ends_hold_where_numbers_overflow_and_underflow(kind: torch.dtype, scales: tuple[float, float]):
+    """Of the network in its dtype, of numbers as far from 1 as the dtype has them."""
+    info = torch.finfo(kind)
+    weight, second = scales
+    for size in (1.0, info.max / 2, info.max, info.smallest_normal, 16 * info.smallest_normal * info.eps):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.0), nn.Linear(4, 3), nn.Softsign()).to(kind)
+        for layer, scale in ((model[0], weight), (model[2], second)):
+            assert isinstance(layer, nn.Linear)
+            layer.weight.data.copy_((normal(*layer.weight.shape) * scale).clamp(info.min, info.max))
+        x = (normal(30, 3, scale=0.3).clamp(-1, 1) * size).to(kind)
+        low, high = torch.minimum(x, x / 2), torch.maximum(x, x / 2)
+        lower, upper = robust.interval_bound_propagation(model, low, high)
+        target = model(x).argmax(-1)
+        certified = robust.is_certified(lower, upper, target)
+        assert not lower.isnan().any()
+        assert not upper.isnan().any()
+        for end in (low, high, x * 0.75):
+            scores = model(torch.minimum(torch.maximum(end, low), high))
+            known = ~scores.isnan()
+            assert ((lower <= scores) & (scores <= upper))[known].all()
+            assert (lower[~known] == -math.inf).all()
+            assert (scores.argmax(-1) == target)[certified].all()
+
+
+def test_what_overflows_certifies_no_wrong_class():
+    layer = nn.Linear(1, 2).half()
+    layer.weight.data.copy_(torch.tensor([[1e-3], [-1e-3]]))
+    layer.bias.data.copy_(torch.tensor([-100.0, 100.0]))
+    x = torch.tensor([[4e4]], dtype=torch.float16)
+    lower, upper = robust.interval_bound_propagation(layer, x, x)
+    assert not robust.is_certified(lower, upper, 0).item()
+    assert robust.is_certified(lower, upper, 1).item()
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_row_with_nan_is_certified(end: int, place: int):
+    ends = [torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.5]])]
+    assert robust.is_certified(*ends, 0).item()
+    ends[end][0, place] = math.nan
+    assert not robust.is_certified(*ends, 0).item()
+
+
+@pytest.mark.parametrize("threshold", [-1e4, -3.0, 0.0, 5.0])
+def test_a_softplus_of_any_threshold_is_bounded(threshold: float):
+    function = nn.Softplus(threshold=threshold)
+    x = torch.linspace(threshold - 2, threshold + 2, 101, dtype=torch.float64).unsqueeze(0)
+    lower, upper = robust.interval_bound_propagation(function, x[:, :1], x[:, -1:])
+    assert lower.item() <= function(x).min().item() <= function(x).max().item() <= upper.item()
+    with pytest.raises(TypeError, match="where it becomes x"):
+        robust.lipschitz_bound(function)
+
+
+@pytest.mark.parametrize("what", ["weight", "bias"])
+def test_a_buffer_that_is_no_number_is_refused(what: str):
+    layer = nn.Linear(4, 3, dtype=torch.float64)
+    delattr(layer, what)
+    layer.register_buffer(what, torch.full((3, 4) if what == "weight" else (3,), math.nan, dtype=torch.float64))
+    for call in (lambda: robust.interval_bound_propagation(layer, X, X), lambda: robust.lipschitz_bound(layer)):
+        with pytest.raises(ValueError, match=f"{what} of Linear must be finite, got"):
+            call()

@@ -18,7 +18,7 @@ from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_number, check_positive
 from softmaxima.robust.arguments import check_classes, check_norm, is_broken, prepared
 from softmaxima.robust.intervals import parameters
-from softmaxima.robust.layers import check_layer
+from softmaxima.robust.layers import check_layer, fall
 from softmaxima.robust.margins import SLOPE, margins
 from softmaxima.robust.probabilities import worst_at
 
@@ -168,7 +168,7 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
         if model.threshold >= UNSEEN:
             return 1.0
         raise TypeError(
-            f"{name}: nn.Softplus with threshold {model.threshold:g} falls by {math.exp(-model.threshold) / model.beta:.1g} "
+            f"{name}: nn.Softplus with threshold {model.threshold:g} falls by {fall(model):.1g} "
             f"where it becomes x, so that no L holds; set layer.threshold = {UNSEEN:g}, or write nn.Softplus(beta={model.beta:g}, "
             f"threshold={UNSEEN:g}), which differs by no more than that"
         )

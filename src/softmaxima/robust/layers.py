@@ -31,10 +31,19 @@ def check_layer(name: str, layer: Any) -> None:
             f"{name}: model must have no hooks, which may make another weight or another result, got {said} with some; remove them "
             "(torch.nn.utils.remove_weight_norm, remove_spectral_norm, prune.remove)"
         )
-    numbers = [number for number in vars(layer).values() if isinstance(number, (int, float, Tensor))]
-    if any(math.isnan(float(number)) for number in numbers if not isinstance(number, Tensor) or number.numel() == 1):
+    if any(isinstance(number, float) and math.isnan(number) for number in vars(layer).values()):
         raise ValueError(f"{name}: numbers of a layer must not be NaN, got {layer}; mend it")
-    for what, values in layer.named_parameters(recurse=False):
-        if not bool(values.isfinite().all()):
+    held = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False), *vars(layer).items()]
+    for what, values in held:
+        if isinstance(values, Tensor) and not bool(values.isfinite().all()):
             count = int((~values.isfinite()).sum())
-            raise ValueError(f"{name}: {what} of {said} must be finite, got {count} numbers that are not; mend the model")
+            raise ValueError(
+                f"{name}: {what} of {said} must be finite, got {count} number{'s that are' if count > 1 else ' that is'} not; "
+                "mend the model"
+            )
+
+
+def fall(layer: nn.Softplus) -> float:
+    """By how much at most softplus falls where it becomes x, at its threshold t: log(1 + e^{−t})/β."""
+    t = float(layer.threshold)
+    return (1 + 1e-15) * (max(-t, 0.0) + math.log1p(math.exp(-abs(t)))) / float(layer.beta)
