@@ -216,7 +216,7 @@ moves = st.one_of(
     st.booleans(),
     st.integers(1, 3),
 )
-@at_most(150)
+@at_most(1600)
 def test_a_forged_summary_that_is_believed_is_one_that_scores_have(
     row: Any, k: int, whole: bool, below: float, what: Any, move: float, to: bool, copies: int
 ):
@@ -245,6 +245,15 @@ def sums_of(told: Any) -> tuple[Any, Any]:
     others = told["n"] - len(known)
     cap = known[-1] if known else mpmath.inf
     return mpmath.fsum(known) + others * floor, mpmath.fsum(known) + (others * cap if others else 0)
+
+
+@pytest.mark.parametrize("more", [2.0**-41, -(2.0**-41), 2.0**-48])
+def test_the_sum_of_a_summary_is_off_by_no_more_than_merging_rounds(more: float):
+    for row in ([0.0], [0.0, -1.0], [0.0] * 5 + [-3.0]):
+        told = json.loads(federated.summarise(np.array(row), len(row)).to_json())
+        told["state"][3:] = [told["state"][3] * 2.0 ** max(told["state"][5], -60) + more, 0.0, 0.0]
+        with pytest.raises(ValueError, match="Summary: state must be of"):
+            federated.Summary.from_json(json.dumps(told))
 
 
 def _whole(n: int) -> Any:

@@ -210,7 +210,8 @@ def check_summary(name: str, told: Summary) -> None:
         raise InputError.of_argument(
             name,
             "state",
-            f"must be of {n} scores that have top as their largest and none below the floor, and is not; call summarise() for scores",
+            f"must be of {n} scores that have top as their largest and none below the floor, and is not; "
+            "call summarise() for scores",
         )
 
 
