@@ -201,6 +201,78 @@ def test_what_merges_is_what_was_looked_at(row: list[float], place: int, moved: 
             assert found.upper - found.lower < 1e-11
 
 
+moves = st.one_of(
+    st.sampled_from([0.0, -math.inf, 1.0, -1.0, 2.0**-41, -(2.0**-41), 2.0**-48, 5.0, 2**53, 1e18]), st.floats(-80, 80)
+)
+
+
+@given(
+    st.lists(st.one_of(st.floats(-60, 60), st.sampled_from([0.0, 1.0])), min_size=1, max_size=8),
+    st.integers(0, 4),
+    st.booleans(),
+    st.sampled_from([0.0, 2.0, math.inf]),
+    st.sampled_from(["n", "floor", "top", 0, 1, 2, 3, 4, 5]),
+    moves,
+    st.booleans(),
+    st.integers(1, 3),
+)
+@at_most(1600)
+def test_a_forged_summary_that_is_believed_is_one_that_scores_have(
+    row: Any, k: int, whole: bool, below: float, what: Any, move: float, to: bool, copies: int
+):
+    """Whatever number was moved, by something or to it: the interval holds a sum of n scores of this top and floor."""
+    told = json.loads(federated.summarise(np.array(row), k, whole=whole, floor=min(row) - below).to_json())
+    place, within = (what, told["state"]) if isinstance(what, int) else (-1, told["top"]) if what == "top" else (what, told)
+    if not within and what != "floor":
+        return
+    moved = move if to else (within[place] or 0) + move
+    within[place] = int(moved) if what in ("n", 0, 1) and moved > -math.inf else moved if math.isfinite(moved) else None
+    try:
+        found = federated.merge([federated.Summary.from_json(json.dumps(told))] * copies + HONEST[:1]).estimate
+    except (TypeError, ValueError):
+        return
+    with mpmath.workdps(60):
+        other = mpmath.exp(exact_sum(np.array([0.0, -3.0]), 1.0))
+        least, most = (mpmath.log(copies * end + other) for end in sums_of(told))
+    assert found.lower <= most
+    assert found.upper >= least
+
+
+def sums_of(told: Any) -> tuple[Any, Any]:
+    """The least and the greatest Σ eˣ of scores that are told so."""
+    known = [mpmath.exp(one) for one in told["top"] or ([told["state"][2]] if told["state"] and told["n"] else [])]
+    floor = mpmath.mpf(0) if told["floor"] is None else mpmath.exp(told["floor"])
+    others = told["n"] - len(known)
+    cap = known[-1] if known else mpmath.inf
+    return mpmath.fsum(known) + others * floor, mpmath.fsum(known) + (others * cap if others else 0)
+
+
+@pytest.mark.parametrize("more", [2.0**-41, -(2.0**-41), 2.0**-48])
+def test_the_sum_of_a_summary_is_off_by_no_more_than_merging_rounds(more: float):
+    for row in ([0.0], [0.0, -1.0], [0.0] * 5 + [-3.0]):
+        told = json.loads(federated.summarise(np.array(row), len(row)).to_json())
+        told["state"][3:] = [told["state"][3] * 2.0 ** max(told["state"][5], -60) + more, 0.0, 0.0]
+        with pytest.raises(ValueError, match="Summary: state must be of"):
+            federated.Summary.from_json(json.dumps(told))
+
+
+def _whole(n: int) -> Any:
+    zeros = {"kind": "softmaxima summary 1", "top": [], "items": [], "n": n, "floor": None, "temperature": 1.0}
+    return federated.Summary.from_json(json.dumps(zeros | {"state": [n, n, 0.0, 0.0, 0.0, -1e300]}))
+
+
+@pytest.mark.parametrize("kind", ["sum", "largest"])
+def test_no_total_wraps_around(kind: str):
+    """Of 2⁵³ zeros each."""
+    told = _whole(2**53) if kind == "sum" else federated.Summary(np.zeros(1), np.zeros(1), 2**53, None, 0.0, 1.0)
+    found = federated.merge([told] * 512)
+    assert found.n == 2**62
+    assert found.estimate.lower <= 62 * mpmath.log(2) <= found.estimate.upper
+    for clients in (513, 1024, 2048):
+        with pytest.raises(ValueError, match=f"^merge: summaries must be of at most 2⁶² scores in all, .* got {clients * 2**53};"):
+            federated.merge([told] * clients)
+
+
 def _merged(summaries: list[Any]) -> tuple[str, Any]:
     try:
         return "", federated.merge(summaries).estimate
@@ -269,7 +341,7 @@ def test_names_come_back_as_they_were_or_are_refused(names: list[Any], objects: 
     assert [type(each) for each in came] == [type(each) for each in names]
 
 
-@pytest.mark.parametrize("offset", [0.0, -388.98443477219513, 1e3, -1e6, 1e18, 1e300])
+@pytest.mark.parametrize("offset", [0.0, -388.98443477219513, 1e3, -1e6, 2.0**30, -3.021191609060594e16, 1e18, 1e300])
 def test_no_summary_of_scores_is_refused(offset: float):
     """Of many that are alike, far apart, or nearly so: their sums are rounded, and lose low bits far below the maximum."""
     rng = np.random.default_rng(0)
@@ -281,8 +353,9 @@ def test_no_summary_of_scores_is_refused(offset: float):
         [0, -744.44, -745.1],
     ):
         for n in (len(draw), 5000):
-            for tau in (1.0, 0.7):
-                told = federated.summarise(offset + np.resize(draw, n), 2, temperature=tau)
+            for tau, k in ((1.0, 2), (0.7, 0), (0.7, n)):
+                row = offset + np.resize(draw, n)
+                told = federated.summarise(row, k, floor=float((row / tau).min()), temperature=tau)
                 came = federated.Summary.from_json(told.to_json())
                 assert federated.merge([came]).estimate == federated.merge([told]).estimate
 
@@ -422,6 +495,8 @@ FALSE: list[tuple[Any, dict[str, Any], str]] = [
     (TOLD, {"state": 3}, "state must be a LogSumExpState or None"),
     (TOLD, {"n": 3}, "state must be of 3 scores"),
     (TOLD, {"top": np.array([0.5])}, "state must be of 2 scores"),
+    (TOLD, {"floor": 0.75}, "state must be of 2 scores that have top as their largest and none below the floor"),
+    (federated.summarise(ROW), {"floor": 5.0}, "state must be of 2 scores"),
     (TOLD, {"state": sm.LogSumExpState().update(ROW[None])}, "state must be of 2 scores"),
     (TOLD, {"state": replace(TOLD.state, maximum=np.array(math.nan))}, "state must be of 2 scores"),
     (TOLD, {"state": replace(TOLD.state, count=np.array(2))}, "state must be of 2 scores"),

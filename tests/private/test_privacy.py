@@ -259,6 +259,13 @@ def test_equal_shares_are_the_whole_budget_and_one_more_is_refused(amount: float
         budget.argmax(whole * 1e-15)  # nor a small one that would be cut to what is left
 
 
+def test_ten_tenths_of_a_subnormal_budget_are_all_of_it():
+    budget = privacy.Budget(np.zeros(2), privacy.Scores((0, 1e-300), 1e-301), rho=1e-308)
+    told = [budget.logsumexp(1e-309) for _ in range(10)]
+    assert [one.rho for one in told] == pytest.approx([1e-309] * 10, rel=1e-12, abs=0)
+    assert (budget.spent, budget.left) == (1e-308, 0.0)
+
+
 @pytest.mark.parametrize("share", [Fraction(1, 10), 0.1, np.float64(0.1)], ids=repr)
 def test_three_tenths_are_three_times_a_tenth(share: Any):
     budget = privacy.Budget(np.zeros(2), privacy.Scores((0, 1), 0.5), rho=0.3)
@@ -270,12 +277,12 @@ def test_three_tenths_are_three_times_a_tenth(share: Any):
 @given(st.integers(0, 10**6))
 @at_most(60)
 def test_shares_that_are_divided_anyhow_are_the_whole_budget(seed: int):
-    """Of the account alone: no noise is searched for."""
+    """Of the account alone: no noise is searched for. Of subnormal budgets too, whose shares are rounded by the least float."""
     rng = np.random.default_rng(seed)
-    k, whole = int(rng.integers(1, 300)), float(10 ** rng.uniform(-3, 3))
+    k, whole = int(rng.integers(1, 300)), float(10 ** (rng.uniform(-3, 3) if seed % 3 else rng.uniform(-312, -306)))
     weights = rng.exponential(size=k) if seed % 2 else rng.integers(1, 1000, k).astype(float)
     shares = weights / float(weights.cumsum()[-1]) * whole
-    if shares.min() < (k + 3) * 2.0**-33 * whole:  # one that rounding may miss by more than 2⁻²⁰ of itself
+    if shares.min() < (k + 3) * (2.0**-33 * whole + 2.0**-1055):  # one that rounding may miss by more than 2⁻²⁰ of itself
         return
     budget: Any = privacy.Budget(np.zeros(2), privacy.Scores((0, 1), 0.5), rho=whole)
     paid = [budget._account.release("logsumexp", float(share), lambda n, amount: lambda scores: amount) for share in shares]

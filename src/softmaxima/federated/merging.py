@@ -21,6 +21,8 @@ from softmaxima.federated.summaries import Summary, check_summary, rounding
 from softmaxima.lse import Estimate
 from softmaxima.streams import LogSumExpState
 
+MOST = 2**62  # scores of all clients, which int64 counts
+
 
 @dataclass(frozen=True, eq=False)
 class Merged:
@@ -56,7 +58,7 @@ def merge(summaries: Sequence[Summary], k: int | None = None) -> Merged:
 
     Raises:
         TypeError or ValueError for what are no summaries or none, for one that no scores have (its client is named), for other τ
-        than one, and for more of the largest than are known.
+        than one, for more than 2⁶² scores in all, and for more of the largest than are known.
 
     In another order of clients the estimate is the same to 1 ulp, and equals among the largest stand in the order of clients.
 
@@ -81,6 +83,7 @@ def merge(summaries: Sequence[Summary], k: int | None = None) -> Merged:
     if not summaries:
         raise ValueError(f"{name}: summaries must be of at least one client, got none")
     _check_temperatures(name, summaries)
+    _check_total(name, summaries)
     top, items = _largest(summaries)
     if k is not None:
         check_count(name, "k", k, 0)
@@ -104,6 +107,17 @@ def _check_temperatures(name: str, summaries: Sequence[Summary]) -> None:
             "summaries",
             f"must be of one temperature, got {first} of client 0 and {summaries[others[0]].temperature} of client {others[0]}"
             f"{f' ({len(others)} of {len(summaries)} differ from the first)' * (len(others) > 1)}; summarise all with the same",
+        )
+
+
+def _check_total(name: str, summaries: Sequence[Summary]) -> None:
+    total = sum(each.n if each.state is None else int(each.state.n) for each in summaries)
+    if total > MOST:
+        raise InputError.of_argument(
+            name,
+            "summaries",
+            f"must be of at most 2⁶² scores in all, those of −∞ included, got {total}; merge them in parts, and take the logsumexp "
+            "of the ends of their intervals",
         )
 
 

@@ -18,12 +18,11 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import InputError, check_count, check_flag, check_int, check_number, check_one_temperature
 from softmaxima.core.unquoted import kind_of, read_scores
 from softmaxima.streams import LogSumExpState
-from softmaxima.streams._scaled import NOTHING, Product, Scaled, nothing
+from softmaxima.streams._scaled import NOTHING, WIDE, Product, Scaled, nothing
 
 KIND = "softmaxima summary 1"
 MOST = 2**53  # scores of a client
 TINY = 2.0**-1060  # a term far below the maximum, whose low bits float64 has not
-RELATIVE = 2.0**-40  # more than sums of exponentials are off by rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,8 @@ class Summary:
 
     Raises:
         TypeError or ValueError for what no scores have: a top that is not in order or not finite, an n below the length of top, a
-        floor above it, a state of other scores; and for items that JSON would change.
+        floor above it, a state whose sum no n scores have of this top, none of them below the floor; and for items that JSON
+        would change.
 
     >>> import numpy as np, softmaxima as sm
     >>> told = sm.federated.summarise(np.array([0.0, 3.0, 1.0, 2.0]), k=2)
@@ -206,29 +206,39 @@ def check_summary(name: str, told: Summary) -> None:
         raise InputError.of_argument(name, "floor", "must be at most the smallest of top, and is above it; declare a lower one")
     if state is not None and not isinstance(state, LogSumExpState):
         raise TypeError(f"{name}: state must be a LogSumExpState or None, got {kind_of(state)}; call summarise() for scores")
-    if state is not None and not _can_be_of(state, top, n):
+    if state is not None and not _can_be_of(state, top, n, floor):
         raise InputError.of_argument(
-            name, "state", f"must be of {n} scores that have top as their largest, and is not; call summarise() for scores"
+            name,
+            "state",
+            f"must be of {n} scores that have top as their largest and none below the floor, and is not; "
+            "call summarise() for scores",
         )
 
 
-def _can_be_of(state: LogSumExpState, top: np.ndarray, n: int) -> bool:
-    """Whether (M, m, r) may be of n scores above −∞ whose k largest are these."""
+def _can_be_of(state: LogSumExpState, top: np.ndarray, n: int, floor: float) -> bool:
+    r"""Whether (M, m, r) may be of n scores above −∞ whose k largest are these and of which none is below the floor:
+
+        Σ_top e^{x−M} + (n − k) e^{floor−M} ≤ m + r ≤ Σ_top e^{x−M} + (n − k) e^{cap−M}
+
+    in logarithms, to a quarter of what merging says that its value may be off: sums of x/τ that are rounded before or after are
+    off by 2⁻⁵³ (2 |M| + log n). Without a top M is the one known. How many are M is not looked at, for m + r alone is merged, and
+    x that differ may be the same x/τ.
+    """
     if not _is_plain(state) or not n <= int(state.n) <= MOST:
         return False
     maximum, count = float(state.maximum), int(state.count)
     with np.errstate(over="ignore"):  # of a sum that is not of this maximum
-        rest = float(state.rest.relative_to(state.maximum))
+        rest = state.rest.relative_to(state.maximum)
     if not n:
-        return (maximum, count, rest) == (-math.inf, 0, 0.0)
-    if not (math.isfinite(maximum) and 1 <= count <= n and 0 <= rest <= n - count + n * RELATIVE):
+        return (maximum, count, float(rest)) == (-math.inf, 0, 0.0)
+    known = top if len(top) else np.array([maximum])
+    if not (math.isfinite(maximum) and 1 <= count <= n and known[0] == maximum and floor <= known[-1]):
         return False
-    if not len(top) or top[0] != maximum:
-        return not len(top)
-    terms = np.exp(top - maximum)
-    least = float(terms.sum())
-    most = least + (n - len(top)) * float(terms[-1])
-    return least * (1 - RELATIVE) <= count + rest <= most * (1 + RELATIVE)
+    below = np.exp(np.append(known, floor).astype(WIDE) - maximum)
+    sent, others = below[:-1].sum(), n - len(known)
+    least, total, most = np.log([sent + others * below[-1], count + rest, sent + others * below[-2]])
+    slack = rounding(state) / 4
+    return bool(least - slack <= total <= most + slack)
 
 
 def _plain(state: LogSumExpState) -> LogSumExpState | None:
@@ -262,7 +272,8 @@ def _is_plain(state: LogSumExpState) -> bool:
     high, low, exponent = map(float, rest)
     if not high:
         return low == 0 and exponent == NOTHING
-    highest = float(parts["maximum"]) / math.log(2) + 1
+    maximum = float(parts["maximum"])
+    highest = maximum / math.log(2) + abs(maximum) * 2.0**-50 + 1  # both are rounded
     return (
         0 < high < math.inf
         and abs(low) <= high * 2.0**-52 + TINY

@@ -2,7 +2,8 @@
 
 Sums are of fractions, which do not round: OpenDP's privacy filter adds floats, rounds each sum up, by which seven sevenths are more
 than one, and answers nothing more once it has refused. Amounts are floats, each a rounding of what is meant: a share w_i/Σw of a
-budget among k has been rounded by (k + 2) 2⁻⁵³ of itself at most, and all of them by as much of the budget, which is rounded too.
+budget among k has been rounded by (k + 2) 2⁻⁵³ of itself at most, and all of them by as much of the budget, which is rounded too;
+below 2⁻¹⁰²² each by 2⁻¹⁰⁷⁵ besides.
 Where no more than that is missing of a share, what is left is spent in its place, and never more.
 """
 
@@ -23,6 +24,7 @@ from softmaxima.privacy.records import Records, check_records, read_row
 from softmaxima.privacy.sums import Release, releasing
 
 ROUNDING = Fraction(1, 2**53)  # of the budget: so much by each share of the sum of all, and by a division, a product and the budget
+LEAST = Fraction(1, 2**1075)  # by which a subnormal float is rounded
 CUT = Fraction(1, 2**20)  # of what is asked for: a share is never cut by more
 T = TypeVar("T")
 
@@ -33,8 +35,8 @@ class Budget:
 
     What is asked may depend on what was answered, and threads may ask at once. A release beyond the budget is refused with nothing
     told and nothing spent, and a smaller one may follow. k shares of a budget are all of it: the last is what is left, which may
-    be less than was asked for by (k + 3) 2⁻⁵³ of the budget, if that is no more than 2⁻²⁰ of itself, and its `Release` says so. The
-    measure is that of the budget: with ε Laplace's and exponential noise, with ρ Gaussian and Gumbel's.
+    be less than was asked for by k + 3 times 2⁻⁵³ of the budget and 2⁻¹⁰⁷⁵, if that is no more than 2⁻²⁰ of itself, and its
+    `Release` says so. The measure is that of the budget: with ε Laplace's and exponential noise, with ρ Gaussian and Gumbel's.
 
     Args:
         x: scores [n], NumPy's or torch's; the budget keeps a copy, which no repr and no error shows. It is hidden from what
@@ -136,7 +138,7 @@ class _Account:
             )
         with self._lock:
             asked, left = Fraction(amount), self.left
-            if asked - left > min((self._answers + 4) * ROUNDING * Fraction(self._allowed), CUT * asked):
+            if asked - left > min((self._answers + 4) * (ROUNDING * Fraction(self._allowed) + LEAST), CUT * asked):
                 raise ValueError(
                     f"{name}: {amount} of {self._measure} was asked for and {float(left)} is left of {self._allowed}; "
                     "nothing was released, ask for no more than is left"
