@@ -1,4 +1,4 @@
-"""Sums over clients that keep their scores: from a state (M, m, r) of each, with noise of each or of a server, and from shares of each.
+"""Sums over clients that keep their scores: from a state (M, m, r) of each, with noise of each or of a server, and from shares.
 
 Every client is a process of its own, which has readings that no other sees and sends one small message. The truth is what one who
 saw all readings would find.
