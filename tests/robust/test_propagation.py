@@ -153,10 +153,10 @@ def test_what_overflows_certifies_no_wrong_class():
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("place", [0, 1])
 def test_no_row_with_nan_is_certified(end: int, place: int):
-    ends = [torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.5]])]
-    assert robust.is_certified(*ends, 0).item()
-    ends[end][0, place] = math.nan
-    assert not robust.is_certified(*ends, 0).item()
+    ends = torch.tensor([[[1.0, 0.0]], [[2.0, 0.5]]])
+    assert robust.is_certified(ends[0], ends[1], 0).item()
+    ends[end, 0, place] = math.nan
+    assert not robust.is_certified(ends[0], ends[1], 0).item()
 
 
 @pytest.mark.parametrize("threshold", [-1e4, -3.0, 0.0, 5.0])

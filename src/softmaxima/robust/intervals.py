@@ -10,7 +10,7 @@ and both are attained. Of softmax these are e^{l_i}/(e^{l_i} + Σ e^{u_j}) and e
 least and greatest: with a convex f (Taylor polynomials of even order, squares) an end, or the lowest point of f.
 
 **normmax** has p = u/Σu with u = p/‖p‖_α, where u, not p, is monotone; Σ u^α = 1 bounds what the others sum to: from
-(1 − u_i^α)^{1/α} to (n−1)^{1−1/α} times that.
+(1 − u_i^α)^{1/α} = ‖u_others‖_α to (n−1)^{1−1/α} times that.
 
 That of normmax and that of top-p (`nucleus.py`) are bounds that hold, and not the tightest.
 """
@@ -31,12 +31,13 @@ from softmaxima.core.evaluation import check_params
 from softmaxima.core.tracing import is_concrete
 from softmaxima.maps.taylor_softmax import polynomial
 from softmaxima.robust.arguments import check_ends, is_broken, prepared
-from softmaxima.robust.corners import corner, rows_of
+from softmaxima.robust.corners import corner, is_own, rows_of
 from softmaxima.robust.nucleus import of_a_nucleus
 
 Params = Mapping[str, Any]
 Bounds = tuple[Tensor, Tensor]  # (lower, upper)
 RISING = (torch.sigmoid, torch.nn.functional.softplus, torch.exp, torch.relu)  # functions of `proportional`
+SOLVED = 2e-15  # of λ and of scores less their maximum, some units in the last place of 1
 TOGETHER = 2**23  # numbers of the corners that are evaluated together
 
 
@@ -209,30 +210,45 @@ def _lowest_point(order: int) -> float:
 
 
 def _of_a_norm(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
-    """Of normmax: u between its corners, and the sum of the others between what theirs and Σ u^α = 1 leave it."""
-    alpha = torch.as_tensor(params["alpha"], dtype=low.dtype, device=low.device)
-    everyone = torch.arange(low.shape[-1], device=low.device).expand(low.shape)
-    least, most = (_scaled(map, others, own, everyone, params, alpha) for others, own in ((high, low), (low, high)))
+    """Of normmax: u between its corners, and the sum of the others between what theirs and Σ u^α = 1 leave it.
+
+    What Σ u^α = 1 leaves the others is their own norm at the corner, where 1 − u^α would cancel. normmax solves for λ to `SOLVED`,
+    and p is a root of what is left of a score near the edge: so scores are moved outward by what λ may be off.
+    """
+    alpha, n = torch.as_tensor(params["alpha"], dtype=low.dtype, device=low.device), low.shape[-1]
+    off = torch.where(alpha > 1, SOLVED * (1 + (alpha - 1) * n ** (1 - 1 / alpha)), 0.0)
+    low, high = low - off, high + off
+    everyone = torch.arange(n, device=low.device).expand(low.shape)
+    least, most = (_scaled(map, others, own, everyone, params, alpha)[0] for others, own in ((high, low), (low, high)))
     rivals = ((low > -math.inf).sum(-1, keepdim=True) - 1).clamp_min(1).to(low.dtype)
-    own_least, own_most = least.gather(-1, classes), most.gather(-1, classes)
-    most_others = torch.minimum(most.sum(-1, keepdim=True) - own_most, rivals ** (1 - 1 / alpha) * _left(own_least, alpha))
-    least_others = torch.maximum(least.sum(-1, keepdim=True) - own_least, _left(own_most, alpha))
+    own_least, most_left = _scaled(map, high, low, classes, params, alpha)
+    own_most, least_left = _scaled(map, low, high, classes, params, alpha)
+    sum_others = lambda u: torch.where(is_own(classes, n), 0.0, u.unsqueeze(-2)).sum(-1)
+    most_others = torch.minimum(sum_others(most), rivals ** (1 - 1 / alpha) * most_left)
+    least_others = torch.maximum(sum_others(least), least_left)
     divide = lambda a, b: torch.where(a == 0, 0.0, a / torch.where(a == 0, 1.0, a + b))
-    return divide(own_least, most_others.clamp_min(0.0)), divide(own_most, least_others.clamp_min(0.0))
+    rounding = (n + 16) * torch.finfo(low.dtype).eps
+    return divide(own_least, most_others) * (1 - rounding), (divide(own_most, least_others) * (1 + rounding)).clamp_max(1.0)
 
 
-def _left(u: Tensor, alpha: Tensor) -> Tensor:
-    """(1 − u^α)^{1/α}; where it is 0 it is given no slope."""
-    rest = 1 - u**alpha
-    return torch.where(rest > 0, torch.where(rest > 0, rest, 1.0) ** (1 / alpha), 0.0)
-
-
-def _scaled(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Params, alpha: Tensor) -> Tensor:
-    """u_i = p_i/‖p‖_α of (own_i, others)."""
+def _scaled(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Params, alpha: Tensor) -> Bounds:
+    """(u_i, ‖u‖_α of all but u_i) of (own_i, others), u = p/‖p‖_α."""
     p = rows_of(map, others, own, classes, params)
-    own_p = p.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
-    norm = (p ** alpha.unsqueeze(-1 if alpha.ndim else 0)).sum(-1) ** (1 / alpha)
-    return own_p / norm.clamp_min(torch.finfo(p.dtype).tiny)
+    alpha = alpha.unsqueeze(-1) if alpha.ndim else alpha
+    norm = _norm(p, alpha)
+    norm = torch.where(norm == 0, 1.0, norm)  # of a row with nothing allowed
+    return p.gather(-1, classes.unsqueeze(-1)).squeeze(-1) / norm, _norm(
+        p.masked_fill(is_own(classes, p.shape[-1]), 0.0), alpha
+    ) / norm
+
+
+def _norm(p: Tensor, alpha: Tensor) -> Tensor:
+    """‖p‖_α over the last axis, over the largest, whose powers do not underflow; 0 where all are."""
+    most = p.detach().amax(-1, keepdim=True)
+    some = most > 0
+    share = torch.where(some, p / torch.where(some, most, 1.0), 0.0)
+    powers = (share**alpha).sum(-1, keepdim=True)
+    return torch.where(some, most * torch.where(some, powers, 1.0) ** (1 / alpha), 0.0).squeeze(-1)
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,9 @@ def worst_probabilities(
         params: parameters of the map.
 
     Returns (lower, upper, exact), of log p for log_softmax; in a dtype narrower than float64 rounded outward. −∞ stays a mask, with
-    probability 0; a row with NaN or +∞ is NaN. Both are differentiable by x and by ε, at ε = 0 from the right;
-    of `normmax` where all other scores are equal it is a mean of two slopes there, of the right sign.
+    probability 0; a row with NaN or +∞ is NaN. Both are differentiable by x and by ε, at ε = 0 from the right
+    but at the edge of a support or a cap, as of sparsemax at (1, 0), where the slope may be that of inside; of `normmax` where all
+    other scores are equal it is a mean of two slopes there, of the right sign.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
