@@ -232,6 +232,15 @@ class LossCase:
         return f"{self.loss.name}({','.join(f'{k}={v}' for k, v in self.options.items())})"
 
 
+def is_gone(group: int) -> bool:
+    """Whether no process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def normal(*shape: int, seed: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Scores without ties."""
     generator = torch.Generator().manual_seed(seed)

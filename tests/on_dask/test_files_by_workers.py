@@ -20,6 +20,7 @@ import pytest
 from small_pieces import Small, begin
 
 import softmaxima as sm
+from conftest import is_gone
 from score_files import of_all, scores
 from softmaxima.core.numbers import InputError
 from softmaxima.dask import cluster as cluster_room
@@ -306,12 +307,3 @@ def test_a_signal_ends_the_workers_too(number: int, code: int, word: str, second
     while not is_gone(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert is_gone(process.pid)
-
-
-def is_gone(group: int) -> bool:
-    """Whether no process of a group is left."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    return False

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import softmaxima as sm
+from conftest import is_gone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -295,14 +296,6 @@ def test_an_interrupted_example_ends_with_a_line_and_leaves_no_process(name: str
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, f"{name}: interrupted\n"), out
     assert any(is_gone(process.pid) or time.sleep(0.02) for _ in range(250))  # what watches over shared memory ends as the last
-
-
-def is_gone(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 # The example, which says when it is at work.

@@ -77,7 +77,7 @@ def _run(
     segments = found_segments(name, None, None, given) if by_ptr else found_again(name, given, None if count < 0 else count)
     check_count(name, segments, x, axis)
     tau, *params = join(tensors, numbers) if operation.map is None else decode(operation.map, tensors, numbers)
-    return of_segments(operation, segments, axis, x, tau, where, params)
+    return of_segments(operation, segments, axis, x, tau, where, params).contiguous()
 
 
 def _slopes(g: Tensor, needs: Sequence[bool], *inputs: Any) -> list[Tensor]:
@@ -92,19 +92,7 @@ def _slopes(g: Tensor, needs: Sequence[bool], *inputs: Any) -> list[Tensor]:
         return [torch.zeros_like(v) if slope is None else slope for v, slope in zip(wanted, found, strict=True)]
 
 
-@operation("segments")
-def _recorded(
-    key: str,
-    x: Tensor,
-    given: Tensor,
-    by_ptr: bool,
-    count: int,
-    axis: int,
-    where: Tensor | None,
-    tensors: Sequence[Tensor],
-    numbers: Sequence[float],
-) -> Tensor:
-    return _run(key, x, given, by_ptr, count, axis, where, tensors, numbers).contiguous()
+_recorded = operation("segments")(_run)
 
 
 @_recorded.register_fake
