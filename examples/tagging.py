@@ -181,7 +181,7 @@ def main(
     right["truth, best sequence"] = (best(*scores) == new_tags).double().mean(-1)
     results: dict[str, Any] = {"sentences": sentences, "tests": tests, "taggers": {}}
     print(f"{TAGS} tags, {WORDS} words, {sentences} sentences of {LENGTH} words; {tests} others")
-    print("tagger                      right, %   less than the truth   tags with a share   mean |share − P|")
+    print("tagger                      right, %    points from truth   tags with a share   mean |share − P|")
     for name, each in right.items():
         less, p = each - right["truth"], shares.get(name)
         error = less.std().item() / tests**0.5

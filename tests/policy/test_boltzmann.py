@@ -307,8 +307,26 @@ def test_a_divergence_to_logits_is_of_logits_whoever_has_asked_for_probabilities
         assert kl_divergence(policy, far) == before
         assert before.item() == pytest.approx(100 - math.log(2), rel=1e-12)
         assert before.dtype == torch.float64
-    lacking = Categorical(probs=torch.tensor([1.0, 0.0]))
-    assert kl_divergence(Policy(torch.zeros(2)), lacking) == math.inf
+
+
+@pytest.mark.parametrize("kind", ["probs", "logits"])
+def test_a_divergence_is_of_what_a_categorical_was_made_of_whatever_has_been_read_or_expanded(kind: str):
+    made = {"probs": torch.tensor([1.0, 0.0, 0.0]), "logits": torch.tensor([0.0, -200.0, -math.inf])}[kind]
+    policies = Policy(torch.tensor([0.0, -1.0, -math.inf])), Policy(torch.zeros(3))
+    for first, second in (("probs", "logits"), ("logits", "probs")):
+        given = Categorical(**{kind: made}, validate_args=False)
+        before = [(kl_divergence(p, given), kl_divergence(given, p)) for p in policies]
+        assert before[1][0] == math.inf
+        assert before[0][0].isfinite() == (kind == "logits")
+        for reads in ((), (first,), (first, second)):
+            given = Categorical(**{kind: made}, validate_args=False)
+            for read in reads:
+                getattr(given, read)
+            for other in (given.expand((2,)), given.expand((2,)).expand((3, 2)), given):
+                for p, (to, of) in zip(policies, before, strict=True):
+                    p = p.expand(other.batch_shape)
+                    torch.testing.assert_close(kl_divergence(p, other), to.expand(other.batch_shape))
+                    torch.testing.assert_close(kl_divergence(other, p), of.expand(other.batch_shape))
 
 
 def test_shapes_of_draws_are_checked_and_no_states_have_none():

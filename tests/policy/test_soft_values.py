@@ -206,6 +206,23 @@ def test_an_entropy_that_no_policy_has_is_refused(name: str):
         AdaptiveTemperature(wanted, tau, map=name).loss(q)
 
 
+def test_an_adaptive_temperature_refuses_at_once_what_it_can_never_hold():
+    refused: Any = (
+        ({"map": "normmax"}, "map must have an entropy −Ω above 0, got 'normmax', whose −Ω of two equal actions is -0.707"),
+        ({"map": "topk_softmax"}, "map must have a regulariser"),
+        ({"map": "nosuch"}, "unknown map 'nosuch'"),
+        ({"map": "entmax", "alpa": 1.5}, "unknown parameter alpa of entmax"),
+        ({"map": "entmax", "alpha": -1.0}, "alpha must be at least 1"),
+    )
+    for options, said in refused:
+        with pytest.raises((TypeError, ValueError), match=rf"^AdaptiveTemperature: {said}"):
+            AdaptiveTemperature(0.2, **options)
+    q, alpha = normal(5, 4), sm.Positive(1.5, 1.0, 2.0, "sigmoid")
+    assert AdaptiveTemperature(0.2, map="entmax", alpha=alpha).loss(q) == AdaptiveTemperature(0.2, map="entmax15").loss(q).item()
+    with pytest.raises(ValueError, match=r"^AdaptiveTemperature\.loss: entropy must be below what the legal actions allow"):
+        AdaptiveTemperature(1.0, map="entmax", alpha=alpha).loss(q)
+
+
 def test_the_slope_of_its_loss_is_what_the_entropy_lacks():
     q = normal(6, 3)
     where = torch.ones(6, 3, dtype=torch.bool)
@@ -374,7 +391,8 @@ def test_all_arguments_go_through_vmap_and_a_compiler(kind: str):
 def test_values_that_no_number_holds_are_refused_and_never_certified(kind: torch.dtype, unit: float, name: str):
     transition = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]])
     reward = torch.tensor([[1.0, 0.5], [0.5, 2.0]], dtype=torch.float64).mul(unit).to(kind)
-    with pytest.raises(ValueError, match=r"^soft_value_iteration: reward must be so small that values stay below .* of float"):
+    said = r"^soft_value_iteration: reward and temperature must be so small that values stay below .* of float.* and 1 with"
+    with pytest.raises(ValueError, match=said):
         soft_value_iteration(reward, transition, 0.99, map=name)
     illegal = torch.tensor([[True, True], [False, False]])
     solution = soft_value_iteration(reward.sign(), transition, 0.5, map=name, where=illegal)
@@ -389,6 +407,10 @@ def test_what_no_policy_can_have_is_refused_before_any_work():
         ({"map": "topk_softmax"}, "map must have a regulariser"),
         ({"map": sm.Sparsemax()}, "map must be the name or the function of a map"),
         ({"prior": torch.ones(2)}, "a Policy has no prior; leave it out, or iterate soft_bellman"),
+        ({"map": "entmax", "alpa": 1.5}, "unknown parameter alpa of entmax"),
+        ({"map": "entmax", "alpha": -1.0}, "alpha must be at least 1"),
+        ({"map": "nosuch"}, "unknown map 'nosuch'"),
+        *(({"temperature": tau}, "temperature must be positive and finite") for tau in (0.0, math.nan, torch.tensor([1.0, -1.0]))),
     )
     for options, said in refused:
         with pytest.raises((TypeError, ValueError), match=rf"^soft_value_iteration: {said}"):

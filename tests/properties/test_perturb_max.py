@@ -161,6 +161,18 @@ def test_ties_and_gaps_of_the_width_of_uniform_noise_have_one_sided_slopes(noise
             torch.testing.assert_close(matrix[:, i], slope, rtol=0, atol=2e-6)
 
 
+@NOISES
+def test_derivatives_have_an_end_where_squares_of_scores_have_none(noise: Any):
+    for far in (1e77, 1e103, 1e155, 1e308):
+        x = torch.tensor([far, 0.0, -far], dtype=torch.float64, requires_grad=True)
+        p = sm.perturb_max(x, noise=noise)
+        (slope,) = torch.autograd.grad(p @ normal(3), x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope @ normal(3, seed=1), x)
+        assert p.sum() == 1
+        assert slope.isfinite().all()
+        assert bend.isfinite().all()
+
+
 @MILD
 def test_by_every_way_it_is_the_same(noise: Any):
     """Where values cannot be read there are more nodes."""

@@ -273,6 +273,7 @@ def logistic(t: Tensor) -> tuple[Tensor, Tensor]:
 
 def normal(t: Tensor) -> tuple[Tensor, Tensor]:
     """F = Φ; f/F = √(2/π)/erfcx(−t/√2) below 0."""
+    t = t.clamp_max(100.0)  # from 39 up F is 1 and f is 0, and t² would overflow
     tail = torch.special.erfcx(t.abs() * math.sqrt(0.5))
     square = -t * t / 2
     density = square.exp()

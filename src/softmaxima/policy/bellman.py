@@ -9,6 +9,7 @@ As |V(q) − V(q′)| ≤ ‖q − q′‖∞, T is a contraction, ‖T q − T 
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, broadcasts, check_where, like_input
+from softmaxima.core.arguments import Array, as_scores, broadcasts, check_value, check_where, like_input
 from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import check_count, check_number, check_positive
+from softmaxima.core.numbers import TEMPERATURE, check_count, check_number, check_positive
 from softmaxima.core.tracing import is_concrete
 from softmaxima.policy.boltzmann import Policy, as_policy_map
-from softmaxima.policy.value import find_valued, soft_value
+from softmaxima.policy.value import find_valued, value_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def soft_bellman(
     *,
     map: AnyMap = "softmax",
     where: Array | None = None,
+    prior: Array | None = None,
     **params: Any,
 ) -> Array:
     """The soft Bellman operator, (T q)(s, a) = r(s, a) + γ Σ_t P(t|s, a) V(q(t, ·)), a contraction by γ in ‖·‖∞.
@@ -61,7 +63,7 @@ def soft_bellman(
         transition: P [..., states, actions, states] ≥ 0, whose sums over the last axis are at most 1; what they lack of 1 ends the
             episode; sums above 1 by a rounding, up to 1e-5, are divided out.
         discount: γ, from 0 to 1, without 1.
-        temperature, map, where, params: as for `soft_value`, of which V is made. A state without a legal action
+        temperature, map, where, prior, params: as for `soft_value`, of which V is made. A state without a legal action
             is an end, of value 0.
 
     Returns:
@@ -82,8 +84,7 @@ def soft_bellman(
     scores = as_scores(name, q, "q")
     r, p, gamma = _process(name, scores, reward, transition, discount)
     mask = check_where(name, where, scores)
-    find_valued(name, map)
-    value = soft_value(scores.double(), temperature, map=map, where=mask, **params)  # pyright: ignore[reportArgumentType]
+    value: Any = value_of(name, scores.double(), temperature, map, params, where=mask, prior=prior)
     return like_input(_backed_up(value, r, p, gamma, mask).to(scores.dtype), q)
 
 
@@ -134,23 +135,25 @@ def soft_value_iteration(
     if mask is not None:
         q = q.masked_fill(~mask, -math.inf)
     with torch.no_grad():
-        value = soft_value(q, temperature, map=map, where=mask, **params)
+        worth = functools.partial(value_of, name, temperature=temperature, map=map, params=params, where=mask)
+        value: Any = worth(q)
         while error > tolerance and done < limit:
             following = _backed_up(value, r, p, gamma, mask)
             moved = torch.where(following == q, 0.0, following - q).abs()
             farthest = float(moved.max()) if moved.numel() else 0.0
             error = gamma / (1 - gamma) * farthest
             q, done = following, done + 1
-            value = soft_value(q, temperature, map=map, where=mask, **params)
+            value = worth(q)
             if not math.isfinite(farthest):
                 break
         narrow, final = value.masked_fill(value == -math.inf, 0.0).to(scores.dtype), q.to(scores.dtype)
         legal = final if mask is None else final.masked_fill(~mask, 0.0)
         if not bool(legal.isfinite().all() & narrow.isfinite().all()):
             largest, dtype = torch.finfo(scores.dtype).max, str(scores.dtype).removeprefix("torch.")
+            hottest = float(torch.as_tensor(check_value(name, "temperature", temperature, *TEMPERATURE), dtype=torch.float64).max())
             raise ValueError(
-                f"{name}: reward must be so small that values stay below {largest:.3g}, the largest of {dtype}, got up to "
-                f"{float(r.abs().max()):.3g} with discount {gamma:g}; divide reward and temperature by the same number"
+                f"{name}: reward and temperature must be so small that values stay below {largest:.3g}, the largest of {dtype}, "
+                f"got up to {float(r.abs().max()):.3g} and {hottest:.3g} with discount {gamma:g}; divide both by the same number"
             )
         if error > tolerance:
             said = f"the error is below {error:.3g} after {done} iterations, and not {tolerance:.3g}; raise max_iterations"

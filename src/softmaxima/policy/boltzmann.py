@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints, register_kl
-from torch.distributions.utils import lazy_property
+from torch.distributions.utils import lazy_property, probs_to_logits
 
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.numbers import check_count
@@ -309,6 +309,13 @@ def _parameter_of(given: Categorical) -> Tensor:
 
 
 def _log_p_of(given: Categorical) -> Tensor:
-    """Of the parameter that it has: logits made of probabilities are never −∞, and probabilities made of logits may be 0."""
-    of_probs = _parameter_of(given) is given.__dict__.get("probs")
-    return log_of(given.probs.double()) if of_probs else LOG_SOFTMAX(given.logits.double())
+    """Of what it was made of: logits made of probabilities are never −∞, and probabilities made of logits may be 0."""
+    return log_of(given.probs.double()) if _is_of_probabilities(given) else LOG_SOFTMAX(given.logits.double())
+
+
+def _is_of_probabilities(given: Categorical) -> bool:
+    """An expanded one takes its logits for its parameter once they have been read, whatever it was made of."""
+    probs, logits = given.__dict__.get("probs"), given.__dict__.get("logits")
+    if probs is None or logits is None:
+        return logits is None
+    return _parameter_of(given) is probs or torch.equal(logits, probs_to_logits(probs))

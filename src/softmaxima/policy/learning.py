@@ -21,7 +21,8 @@ from softmaxima.core.arguments import as_scores, broadcasts, check_value, check_
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_positive
 from softmaxima.core.tracing import is_concrete, sizes
-from softmaxima.policy.value import soft_value
+from softmaxima.policy.value import value_of
+from softmaxima.sampling.rows import as_rows, map_params
 from softmaxima.temperature import Positive, Temperature
 
 ENTROPY = (lambda h: (h > 0) & (h < math.inf)), "positive and finite"
@@ -67,7 +68,10 @@ class AdaptiveTemperature(nn.Module):
         self.register_buffer("entropy", torch.as_tensor(check_value(name, "entropy", entropy, *ENTROPY)))
         self.temperature = temperature if isinstance(temperature, Positive) else Temperature(temperature)
         self.map, self.params = map, params
-        soft_value(torch.zeros(1), map=map, **params)  # refuses what it cannot take at once
+        value_of(name, torch.zeros(1), 1.0, map, params)  # refuses what it cannot take at once
+        if (most := self._most(torch.ones(2, dtype=torch.bool))) is not None and not bool((most > 0).all()):
+            got = f"{find_map(map, name).name!r}, whose −Ω of two equal actions is {float(most.min()):.3g}"
+            raise ValueError(f"{name}: map must have an entropy −Ω above 0, got {got}; take softmax, sparsemax or entmax")
 
     def forward(self) -> Tensor:
         return self.temperature()
@@ -82,7 +86,7 @@ class AdaptiveTemperature(nn.Module):
         shape = (*sizes(q)[:-1], 1)
         if not broadcasts(self.entropy, shape):
             raise ValueError(f"{name}: entropy must broadcast to the states, {shape}, got shape {sizes(self.entropy)}")
-        value = soft_value(q.masked_fill(~known, 0.0), tau, map=self.map, **self.params)
+        value: Any = value_of(name, q.masked_fill(~known, 0.0), tau, self.map, self.params)
         each = value - (tau * self.entropy).broadcast_to(*value.shape, 1).squeeze(-1)
         allowed = known & (q > -math.inf)
         legal = allowed.any(-1)
@@ -92,11 +96,8 @@ class AdaptiveTemperature(nn.Module):
 
     def _check_reachable(self, name: str, allowed: Tensor, counts: Tensor, tau: Tensor) -> None:
         """Of the states [..., 1] that count and share a τ, h must be below −Ω of the policies that are uniform over `allowed`."""
-        found = find_map(self.map, name)
-        if found.regulariser is None or found.properties.mass != "one":  # what is left for no action has an entropy too
+        if (most := self._most(allowed)) is None:
             return
-        uniform = allowed.double() / allowed.sum(-1, keepdim=True).clamp_min(1)
-        most = -found.regulariser(uniform, **found.complete(self.params)).unsqueeze(-1)
         sums = [torch.where(counts, of.double(), 0.0).sum_to_size(tau.shape) for of in (self.entropy, most, torch.ones_like(most))]
         h, most, states = (each.flatten() for each in sums)
         if bool((wrong := (states > 0) & (h >= most)).any()):
@@ -105,6 +106,16 @@ class AdaptiveTemperature(nn.Module):
                 f"{name}: entropy must be below what the legal actions allow, {limit:.6g} in the mean over states, got {got:.6g}; "
                 "give a smaller one"
             )
+
+    def _most(self, allowed: Tensor) -> Tensor | None:
+        """−Ω [..., 1] of the policies that are uniform over `allowed`, the most that there is; None where it is not."""
+        name = type(self).__name__
+        found = find_map(self.map, name)
+        if found.regulariser is None or found.properties.mass != "one":  # what is left for no action has an entropy too
+            return None
+        uniform = allowed.double() / allowed.sum(-1, keepdim=True).clamp_min(1)
+        params = map_params(name, found, self.params, as_rows(name, uniform, -1, 1.0, None, None))
+        return -found.regulariser(uniform, **params).detach().unsqueeze(-1)
 
     def extra_repr(self) -> str:
         h = self.entropy

@@ -70,7 +70,21 @@ def soft_value(
     >>> sm.policy.soft_value(q, 0.5).round(4), sm.policy.soft_value(q, 0.5, map="sparsemax").round(4)
     (np.float64(1.262), np.float64(1.045))
     """
-    name = "soft_value"
+    return value_of("soft_value", q, temperature, map, params, dim=dim, where=where, prior=prior)
+
+
+def value_of(
+    name: str,
+    q: Array,
+    temperature: Any,
+    map: AnyMap,
+    params: dict[str, Any],
+    *,
+    dim: int = -1,
+    where: Any = None,
+    prior: Any = None,
+) -> Array:
+    """`soft_value`, for what is called `name`."""
     found = find_valued(name, map)
     if prior is not None and found.name != "softmax":
         raise ValueError(f"{name}: prior is of softmax alone, got map {found.name!r}; leave one of them out")
