@@ -173,6 +173,10 @@ def test_doubling_thirty_times_sums_a_billion_terms_exactly():
         truth = exact(values) + 30 * mpmath.log(2)
     assert ulps(float(state.value), truth) <= 1
     assert state.n == 3 * 2**30
+    for _ in range(31):
+        state = state.merge(state)
+    with pytest.raises(ValueError, match=r"merge: states must be of fewer than 2\^63 scores together"):
+        state.merge(state)
 
 
 def test_a_maximum_that_rises_again_and_again_loses_nothing():

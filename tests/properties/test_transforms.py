@@ -138,7 +138,7 @@ def test_transforms_inside_a_compiled_function_are_left_out_of_its_graph(functio
         torch._dynamo.reset()
         torch.testing.assert_close(torch.compile(transformed, backend="aot_eager")(x), transformed(x))
         torch._dynamo.reset()
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="fullgraph"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="is not compiled: leave out fullgraph=True"):
             torch.compile(transformed, backend="aot_eager", fullgraph=True)(x)
 
 

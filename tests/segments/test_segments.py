@@ -510,6 +510,10 @@ def test_a_recorded_graph_says_what_is_wrong_when_it_runs():
         by_ptr(x, torch.tensor([0, 6]))
     counts = torch.compile(lambda x, index: sm.segment_logsumexp(x, index), backend="eager")
     torch.testing.assert_close(counts(x, index), sm.segment_logsumexp(x, index))  # the graph breaks
+    torch._dynamo.reset()
+    counts = torch.compile(lambda x, index: sm.segment_logsumexp(x, index), fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"number is not given \(num_segments=\) .*: leave out fullgraph=True"):
+        counts(x, index)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert sm.segment_softmax(x, index).shape == x.shape
         with pytest.raises(

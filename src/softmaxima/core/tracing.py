@@ -81,7 +81,8 @@ def outside_compilers(function: Callable[..., Any], what: str = "torch.func over
     """The function, which torch.compile calls and does not look into, as it cannot into an autograd function inside torch.func."""
     if not is_compiling():
         return function
-    return torch.compiler.disable(function, reason=f"{what} is not compiled: leave out fullgraph=True")
+    torch._dynamo.graph_break(msg=f"{what} is not compiled: leave out fullgraph=True")  # is what a compiler of one graph shows
+    return torch.compiler.disable(function)
 
 
 def operation(name: str) -> Callable[[Callable[..., Any]], Any]:

@@ -26,13 +26,12 @@ from softmaxima.segments.ragged import Operation, of_segments
 
 def compiled(function: Callable[..., Any], what: str, x: Any, index: Any, counted: bool) -> Callable[..., Any]:
     """The function, where a compiler can look into it; for Segments, nested tensors and what must be counted it calls it."""
-    if is_compiling() and (
-        not (counted or isinstance(index, Unfound))
-        or transforming()
-        or isinstance(index, Segments)
-        or getattr(x, "is_nested", False)
-    ):
+    if not is_compiling():
+        return function
+    if transforming() or isinstance(index, Segments) or getattr(x, "is_nested", False):
         return outside_compilers(function, what)
+    if not (counted or isinstance(index, Unfound)):
+        return outside_compilers(function, f"{what} whose number is not given (num_segments=)")
     return function
 
 

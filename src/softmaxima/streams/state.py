@@ -136,7 +136,7 @@ class LogSumExpState:
     def merge(self, other: LogSumExpState) -> LogSumExpState:
         """The state of what both have seen. It keeps the effective size if both do.
 
-        Raises TypeError for anything but a state, and ValueError for one of another shape.
+        Raises TypeError for anything but a state, and ValueError for one of another shape, or for 2^63 scores or more together.
 
         >>> import numpy as np, softmaxima as sm
         >>> half = sm.LogSumExpState().update(np.array([3.0]))
@@ -150,6 +150,8 @@ class LogSumExpState:
         for state, empty in ((self, other), (other, self)):
             if not empty._has_shape():
                 return replace(state, squares=None) if empty.squares is None else state
+        if np.any(self.n > np.iinfo(np.int64).max - other.n):
+            raise ValueError("merge: states must be of fewer than 2^63 scores together; add their values by logaddexp instead")
         maximum = np.maximum(self.maximum, other.maximum)
         ours, theirs = self.maximum == maximum, other.maximum == maximum
         count = np.where(ours, self.count, 0) + np.where(theirs, other.count, 0)
