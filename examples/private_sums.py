@@ -9,7 +9,7 @@ saw all readings would find.
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing import get_context
 
 import numpy as np
@@ -33,10 +33,11 @@ def summary(client: int) -> sm.federated.Summary:
 
 def study(processes: int = CLIENTS, share: bool = True) -> dict[str, float]:
     """log Σ exp of all readings, by each way, and the largest reading, which the states come with."""
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    merge = sm.federated.merge  # imported here, before a thread of the pool would
+    with ExitStack() as ending:  # the processes, whatever they do
         with unheard():
-            summaries = pool.map(summary, range(CLIENTS))
-        merged = sm.federated.merge(list(summaries))
+            pool = ending.enter_context(get_context("spawn").Pool(processes))
+        merged = merge(pool.map(summary, range(CLIENTS)))
     clients = [readings(client) for client in range(CLIENTS)]
     entries = sm.privacy.Entries(BOUNDS)
     found = {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -208,8 +209,60 @@ def test_a_party_that_is_missing_is_named_and_nothing_is_released():
 def test_a_party_that_fails_is_named_and_nothing_is_released():
     order = {"what": "logsumexp", "counts": [1, 1, 1], "bounds": [-4, 4], "bits": 20, "timeout": 5.0, "latency": 0}
     orders = [order | {"scores": [1.0]}, order | {"scores": [1.0]}, order | {"scores": [1.0], "bits": 4}]
-    with pytest.raises(ConnectionError, match="party 2 of 3 failed within"):
+    with pytest.raises(ConnectionError, match=r"party 2 of 3 failed within 5 s; nothing was released; party 2: .*InputError$"):
         together(orders, 5.0)
+
+
+@pytest.mark.exhaustive
+def test_what_a_party_cannot_import_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    with pytest.raises(ConnectionError, match=r"failed .*; nothing was released; party 0: ImportError: sm.secure needs mpyc"):
+        together([ORDER | {"timeout": 5.0, "latency": 0.0}] * 3, 5.0)
+
+
+EVALUATES = """
+import os, sys, numpy as np, softmaxima as sm
+for stream in map(int, sys.argv[1:]): os.close(stream)
+found = sm.secure.evaluate("argmax", [np.ones(2), np.zeros(1), np.zeros(1)], bounds=(-4, 4), bits=20).value
+open("found", "w").write(str(found))
+"""
+
+
+@pytest.mark.parametrize("streams", ["0", exhaustively("0 1"), exhaustively("0 1 2"), exhaustively("1")])
+def test_parties_import_what_their_parent_would_and_need_no_standard_streams(streams: str, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "gmpy2.py").write_text("open('ran', 'w')")  # is of whoever owns that folder
+    (tmp_path / "program.py").write_text(EVALUATES)
+    command = [sys.executable, str(tmp_path / "program.py"), *streams.split()]
+    subprocess.run(command, cwd=tmp_path / "elsewhere", check=True, timeout=120)
+    assert (tmp_path / "elsewhere" / "found").read_text() == "0"
+    assert not (tmp_path / "elsewhere" / "ran").exists()
+
+
+LASTS = """
+import subprocess, numpy as np, softmaxima as sm
+from softmaxima.secure import evaluation
+start = subprocess.Popen
+def starts(*arguments, **options):
+    process = start(*arguments, **options)
+    print(process.pid, flush=True)
+    return process
+evaluation.subprocess.Popen = starts
+sm.secure.evaluate("argmax", [np.ones(1)] * 3, bounds=(-4, 4), latency=20)
+"""
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, exhaustively(signal.SIGTERM), exhaustively(signal.SIGHUP)])
+def test_no_party_outlives_who_began_it(kind: signal.Signals):
+    with subprocess.Popen([sys.executable, "-c", LASTS], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        parties = [int(parent.stdout.readline()) for _ in range(3)]
+        time.sleep(1.0)
+        parent.send_signal(kind)
+    until = time.monotonic() + 30
+    while (left := [party for party in parties if Path(f"/proc/{party}/stat").exists()]) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left
 
 
 @pytest.fixture
@@ -262,17 +315,24 @@ def test_all_that_are_killed_at_once_are_named(started: list[Any]):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("party", range(3))
-def test_a_party_that_is_stopped_is_named_and_nothing_is_released(party: int, started: list[Any]):
+@pytest.mark.parametrize(
+    ("stopped", "seconds", "count"), [*(((party,), 2.0, 1) for party in range(3)), ((0, 2), 2.0, 1), ((0,), 0.0, 5000)]
+)
+def test_parties_that_are_stopped_are_named_and_nothing_is_released(
+    stopped: tuple[int, ...], seconds: float, count: int, started: list[Any]
+):
     def stop() -> None:
-        while len(started) < 3:
-            time.sleep(0.01)
-        time.sleep(2.0)
-        started[party].send_signal(signal.SIGSTOP)
+        for party in stopped:
+            while len(started) <= party:
+                time.sleep(0.001)
+        time.sleep(seconds)
+        for party in stopped:
+            started[party].send_signal(signal.SIGSTOP)
 
     threading.Thread(target=stop).start()
-    with pytest.raises(ConnectionError, match=f"party {party} of 3 did not take part within 5 s"):
-        together([ORDER | {"timeout": 5.0, "latency": 0.2}] * 3, 5.0)
+    order = ORDER | {"counts": [count] * 3, "scores": [1.0] * count, "timeout": 5.0, "latency": 0.2}
+    with pytest.raises(ConnectionError, match=f"{', '.join(map(str, stopped))} of 3 did not take part within 5 s"):
+        together([order] * 3, 5.0)
 
 
 @pytest.mark.exhaustive

@@ -79,12 +79,12 @@ def count(help: str, least: int = 1) -> Parameter:
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Ctrl-C is not heard by processes that are begun here: it is for the one that began them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C is not heard by processes that are begun here: it is for the one that began them, which hears it after."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def processes(work: Callable[..., None], given: tuple[Any, ...], ranks: int) -> None:

@@ -31,7 +31,7 @@ class Evaluation:
 
 
 def run(starting: Callable[[str], None] = lambda what: None) -> list[Evaluation]:
-    """Each case in some turns, whose bytes are the same, and once more with a latency, for rounds as a network has them."""
+    """Each case in some turns, whose bytes are nearly the same, and once more with a latency, for rounds as a network has them."""
     found, rng = [], np.random.default_rng(0)
     for parties, n, bits in CASES:
         starting(f"{parties} parties, {n} scores, {bits} bits")

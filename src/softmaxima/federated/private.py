@@ -112,7 +112,7 @@ def secure_logsumexp(
     True
     """
     from softmaxima.secure.evaluation import evaluated
-    from softmaxima.secure.fixed_point import fixed_point
+    from softmaxima.secure.fixed_point import FARTHEST, fixed_point
     from softmaxima.streams import LogSumExpState
 
     name = "secure_logsumexp"
@@ -121,9 +121,13 @@ def secure_logsumexp(
         raise ValueError(f"{name}: clients must be one or at least three, for two cannot hide from each other, got 2")
     low, high = fixed_point(name, 1, bounds, bits).bounds
     largest = max(map(len, rows))
+    if largest and (more := math.log(largest)) > FARTHEST - high:
+        raise ValueError(f"{name}: bounds must be at most 2³² − log n = {FARTHEST - more:.17g}, got ({low}, {high})")
     for client, row in enumerate(rows):
         if not len(row):
             raise ValueError(f"{name}: a client must have at least one score, got none from client {client}; leave it out")
+        if not np.isfinite(row).all():
+            raise ValueError(f"{name}: scores must be finite, and some of client {client} are not; leave them out of its own sum")
         with np.errstate(over="ignore"):
             z = row / temperature
         if ((z < low) | (z > high)).any():

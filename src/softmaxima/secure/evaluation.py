@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,6 +27,7 @@ from softmaxima.secure.library import ONE_AT_A_TIME, apart, runtime
 
 AT_ONCE = 0.5  # seconds after a party was ended, in which others that go with it are named too
 GRACE = 5.0  # seconds for the others to tell, after one told that it cannot go on
+START = 20.0  # seconds in which a party may start, before its own time begins
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,15 @@ def evaluate(
         bounds: (a, b), public, which hold x/τ of all.
         bits: fractional bits f.
         temperature: τ > 0, public.
-        timeout: seconds after which parties give up, and nothing is released: those that did not come or do not answer are
-            named. One that goes away is named at once.
+        timeout: seconds from its start after which a party gives up, and nothing is released: those that did not come or do not
+            answer are named. One that goes away is named at once. Where none answers it ends 20 seconds later.
         latency: seconds by which each message is late, as in a network.
 
     Raises:
         TypeError or ValueError before any work, also for scores beyond the bounds; ConnectionError for parties that are missing.
 
-    Cost: of 100 scores and three parties about a second, and two megabytes. Source: Shamir (1979); mpyc by Schoenmakers.
+    Cost: of 100 scores and three parties some seconds and, of 32 bits, seven megabytes. Source: Shamir (1979); mpyc of
+    Schoenmakers.
 
     >>> import numpy as np, softmaxima as sm
     >>> opened = sm.secure.evaluate("logsumexp", [np.array([0.5, 1.0, 2.0])], bounds=(-4, 4))
@@ -167,39 +172,90 @@ def together(
     orders: Sequence[dict[str, Any]], timeout: float, absent: Collection[int] = (), name: str = "evaluate"
 ) -> list[dict[str, Any]]:
     """What each party tells; all are ended before it returns. Those that are absent are never started."""
-    processes, answers = {}, {}
+    parties: dict[int, _Party] = {}
     with contextlib.ExitStack() as open_until_then:
-        sockets = [open_until_then.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in orders]
+        sockets = [open_until_then.enter_context(_listening()) for _ in orders]
         addresses = [f"-P127.0.0.1:{one.getsockname()[1]}" for one in sockets]
         for party, (order, own) in enumerate(zip(orders, sockets, strict=True)):
             if party not in absent:
-                command = [sys.executable, "-m", "softmaxima.secure.party", *addresses, f"-I{party}", "--no-log", "--no-uvloop"]
-                answers[party] = open_until_then.enter_context(tempfile.TemporaryFile("w+"))
-                processes[party] = process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=answers[party],
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    pass_fds=[own.fileno()],
-                )
-                open_until_then.callback(_end, process)
-                assert process.stdin is not None
-                with contextlib.suppress(BrokenPipeError), process.stdin as orders_of_party:  # it may be gone
-                    orders_of_party.write(json.dumps(order | {"socket": own.fileno()}))
+                answer, errors = (open_until_then.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+                parties[party] = open_until_then.enter_context(_Party(order, own, [*addresses, f"-I{party}"], answer, errors))
             own.close()  # so that nobody is reached where a party is gone
-        deadline = time.monotonic() + timeout + 20  # a party gives up by itself, and says who is missing
-        while None in (codes := [process.poll() for process in processes.values()]) and time.monotonic() < deadline:
+        deadline = time.monotonic() + timeout + START  # a party gives up by itself, and says who is missing
+        while None in (codes := [one.process.poll() for one in parties.values()]) and time.monotonic() < deadline:
             if any(codes):
                 deadline = min(deadline, time.monotonic() + AT_ONCE)
-            if any(code == 0 and "value" not in _told(answers[party]) for party, code in zip(processes, codes, strict=True)):
+            if any(code == 0 and "value" not in one.told for one, code in zip(parties.values(), codes, strict=True)):
                 deadline = min(deadline, time.monotonic() + GRACE)
             time.sleep(0.02)
-        status = {party: process.poll() for party, process in processes.items()}
-        told = {party: _told(file) for party, file in answers.items()}
+        status = {party: one.process.poll() for party, one in parties.items()}
+        told = {party: one.told for party, one in parties.items()}
+        reasons = {party: parties[party].reason for party, code in status.items() if code}
     if all("value" in told.get(party, ()) for party in range(len(orders))):
         return list(told.values())
-    raise ConnectionError(f"{name}: {_which(told, status, len(orders))} {timeout:g} s; nothing was released")
+    because = "".join(f"; party {party}: {reason}" for party, reason in reasons.items() if reason)
+    raise ConnectionError(f"{name}: {_which(told, status, len(orders))} {timeout:g} s; nothing was released{because}")
+
+
+def _listening() -> socket.socket:
+    """At a port of its own. Its number is above those of the standard streams, which a party has for itself."""
+    with socket.create_server(("127.0.0.1", 0)) as low:
+        return socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+class _Party:
+    """A process that has what this one can import, its order, and a pipe whose end tells it that this process is gone."""
+
+    def __init__(
+        self, order: dict[str, Any], own: socket.socket, arguments: Sequence[str], answer: IO[str], errors: IO[str]
+    ) -> None:
+        program = f"import sys; sys.path[:] = {sys.path!r}; from softmaxima.secure.party import main; main()"
+        self._answer, self._errors = answer, errors
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", program, *arguments, "--no-log", "--no-uvloop"],
+            stdin=subprocess.PIPE,
+            stdout=self._answer,
+            stderr=self._errors,
+            text=True,
+            pass_fds=[own.fileno()],
+        )
+        text = json.dumps(order | {"socket": own.fileno()}) + "\n"
+        self._giving = threading.Thread(target=self._give, args=(text,), daemon=True)  # who is stopped does not read
+        self._giving.start()
+
+    def _give(self, text: str) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it may be gone
+            self.process.stdin.write(text)
+            self.process.stdin.flush()
+
+    def __enter__(self) -> _Party:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._giving.join()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Its one message, or nothing where none is there as a whole."""
+        self._answer.seek(0)
+        text = self._answer.read()
+        return json.loads(text) if text.endswith("\n") else {}
+
+    @property
+    def reason(self) -> str:
+        """Why it failed by itself: what it could not import, or the type of another error, whose text may hold scores."""
+        self._errors.seek(0)
+        last = (self._errors.read().splitlines() or [""])[-1]
+        kind, _, text = last.partition(": ")
+        if not re.fullmatch(r"[\w.]*(Error|Exception)", kind):
+            return ""
+        return f"{kind}: {text}" if kind in ("ImportError", "ModuleNotFoundError") else kind
 
 
 def _which(told: dict[int, dict[str, Any]], status: dict[int, int | None], count: int) -> str:
@@ -209,23 +265,11 @@ def _which(told: dict[int, dict[str, Any]], status: dict[int, int | None], count
         ends = {party: f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed" for party, code in failed.items()}
         return f"{', '.join(f'party {party} of {count} {end}' for party, end in ends.items())} within"
     named = {gone for one in told.values() for gone in one.get("missing", ())}
-    gone = sorted((named | set(range(count)) - set(status)) - {party for party, one in told.items() if one})
-    gone = gone or [party for party, code in status.items() if code is None]
+    silent = {party for party, code in status.items() if code is None}
+    gone = sorted((named | silent | set(range(count)) - set(status)) - {party for party, one in told.items() if one})
     if not gone and (far := sorted({other for one in told.values() for other in one.get("unreached", ())})):
         who = f"parties {', '.join(map(str, far))} of {count} were not reached by others"
         return f"{who}, so let processes reach each other at 127.0.0.1, or pass a longer timeout than"
     if not gone:
         return f"{count} parties were not done, so pass a longer timeout than"
     return f"part{'ies' if len(gone) > 1 else 'y'} {', '.join(map(str, gone))} of {count} did not take part within"
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-
-
-def _told(file: Any) -> dict[str, Any]:
-    """The one message of a party, or nothing where none is there as a whole."""
-    file.seek(0)
-    text = file.read()
-    return json.loads(text) if text.endswith("\n") else {}

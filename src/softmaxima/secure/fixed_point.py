@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError, as_number, check_count, check_int
+from softmaxima.core.numbers import InputError, as_number, check_int
 from softmaxima.core.unquoted import kind_of
 
 HALF_WIDTH = 17 / 32  # of the interval about 3/2 in which s is, with what S may be off
@@ -33,6 +33,7 @@ CONSTANT = 2.0**-53  # of itself, what a number is off by in float64
 SUMMED = 1e-9  # of itself, more than these sums are off by themselves
 DIGITS = 50  # of constants before that
 FARTHEST = 2.0**32  # bounds
+MOST = 2**53  # scores, which float64 counts
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,13 @@ class FixedPoint:
         self._check("FixedPoint")
 
     def _check(self, name: str) -> None:
-        n = check_count(name, "n", self.n)
+        n = check_int(name, "n", self.n, lambda n: 1 <= n <= MOST, "an int from 1 to 2^53")
         bits = check_int(name, "bits", self.bits, lambda bits: 12 <= bits <= 64, "an int from 12 to 64")
         ends = self.bounds if isinstance(self.bounds, (tuple, list)) and len(self.bounds) == 2 else (None, None)
         low, high = (as_number(end) for end in ends)
         if low is None or high is None:
-            raise TypeError(f"{name}: bounds must be a pair (a, b) of numbers, got {kind_of(self.bounds)}; pass two numbers")
+            got = f"({', '.join(map(kind_of, ends))})" if ends != (None, None) else kind_of(self.bounds)
+            raise TypeError(f"{name}: bounds must be a pair (a, b) of numbers, got {got}; pass two numbers")
         if not -FARTHEST <= low < high <= FARTHEST:
             raise InputError.of_argument(name, "bounds", f"must be within ±2³² with a < b, got ({low}, {high})")
         for what, value in (("n", n), ("bounds", (low, high)), ("bits", bits)):

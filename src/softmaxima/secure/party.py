@@ -1,9 +1,9 @@
 """One party of an evaluation, a process of its own: its order comes on standard input, one message goes to standard output.
 
+Where the input ends the process that began it is gone, and it goes too.
+
 The order has its scores and the socket that it listens on; the message is what was opened, or which parties are missing and
 which were never reached. A party that fails by itself gives none, and an exit status.
-
-python -m softmaxima.secure.party -P127.0.0.1:11365 -P127.0.0.1:11366 -P127.0.0.1:11367 -I0 --no-log --no-uvloop
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -107,10 +108,17 @@ def missing(mpc: Any, messages: Messages) -> list[int]:
     return sorted(messages.lost) or awaited
 
 
+def end_with_input() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
 def main() -> None:
     with os.fdopen(os.dup(1), "w") as told:
         os.dup2(2, 1)  # mpyc prints there
-        order = json.loads(sys.stdin.read())
+        order = json.loads(sys.stdin.readline())
+        threading.Thread(target=end_with_input, daemon=True).start()
         mpc = loaded()
         listen, messages = mpc._loop.create_server, Messages(mpc, order["latency"])
         own = socket.socket(fileno=order["socket"])
@@ -123,7 +131,3 @@ def main() -> None:
             unreached = [peer.pid for peer in mpc.parties if peer.pid != mpc.pid and peer.protocol is None]
             found = {"missing": missing(mpc, messages), "unreached": unreached}
         told.write(json.dumps(found) + "\n")
-
-
-if __name__ == "__main__":
-    main()
