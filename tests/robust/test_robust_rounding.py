@@ -46,8 +46,10 @@ def slope_of(norm: float) -> Fraction:
 @norms
 @kinds
 @given(scores=SCORES, eps=RADII, lipschitz=st.floats(0.1, 1e3) | SIZES)
-@at_most(120)
-def test_margins_and_their_radii_are_rounded_down(norm: float, kind: torch.dtype, scores: list[float], eps: float, lipschitz: float):
+@at_most(80)
+def test_margins_and_their_radii_are_rounded_down(
+    norm: float, kind: torch.dtype, scores: list[float], eps: float, lipschitz: float
+):
     x = as_given(scores, kind)
     own, *others = exactly(x)
     margin, c = own - max(others), slope_of(norm)
@@ -56,15 +58,15 @@ def test_margins_and_their_radii_are_rounded_down(norm: float, kind: torch.dtype
     digits = 0 if norm != 2.0 else Fraction(eps) / 10**50  # of the root
     if worst.isfinite():
         assert Fraction(worst.item()) <= expected + digits
-        assert expected - Fraction(worst.item()) <= max(
-            abs(expected) * Fraction(2 * torch.finfo(kind).eps), Fraction(eps) * Fraction(2.0**-51), Fraction(step_from_0(kind))
-        )
+    close = Fraction(4 * torch.finfo(kind).eps)
+    if abs(expected) < torch.finfo(kind).max:
+        assert expected - Fraction(worst.item()) <= max(abs(expected) * close, Fraction(eps) / 2**50, Fraction(step_from_0(kind)))
     radius = robust.certified_radius(x, 0, norm, lipschitz=lipschitz).double()
     expected = max(margin, Fraction(0)) / (c * Fraction(lipschitz))
     assert radius >= 0
     assert Fraction(radius.item()) <= expected * (1 + (0 if norm != 2.0 else Fraction(1, 10**50)))
     if expected < torch.finfo(kind).max:
-        assert expected - Fraction(radius.item()) <= expected * Fraction(2 * torch.finfo(kind).eps) + Fraction(step_from_0(kind))
+        assert expected - Fraction(radius.item()) <= expected * close + Fraction(step_from_0(kind))
 
 
 def step_from_0(kind: torch.dtype) -> float:

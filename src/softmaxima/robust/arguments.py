@@ -87,8 +87,8 @@ def within_range(name: str, what: str, value: Tensor, tau: float | Tensor = 1.0)
         return torch.where(beyond, math.nan, value)
     if bool(beyond.any()):
         raise ValueError(
-            f"{name}: {what} must be at most {LARGEST:.2g} in size, also over the temperature, for sums of them to stay in float64, "
-            f"got {float(size[beyond].amax()):.2g}; divide it and what goes with it (scores, radius, temperature) by the same number"
+            f"{name}: {what} must be at most {LARGEST:.2g} in size, also over the temperature, so that sums stay in float64, "
+            f"got {float(size[beyond].amax()):.2g}; divide scores (or inputs), radius and temperature by the same number"
         )
     return value
 

@@ -181,13 +181,14 @@ def _scores(name: str, model: Callable[[Tensor], Tensor], x: Tensor, first: Tens
     """What the model gives, of one shape and dtype at each call; `first` is what it gave at the first, without gradients."""
     try:
         scores = model(x.clone())
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
-        if first is None or not x.requires_grad:
+        if not x.requires_grad or isinstance(error, torch.OutOfMemoryError):
             raise
+        with torch.no_grad():
+            model(x.clone())  # whose error, where there is one, is the model's own
+        said = str(error).partition(". ")[0]
         raise ValueError(
-            f"{name}: model must be one whose gradients can be taken, got an error that it does not give without them, “{str(error).partition('. ')[0]}”; "
+            f"{name}: model must be one whose gradients can be taken, got an error that it does not give without them, “{said}”; "
             "keep its numbers in torch tensors (no .numpy()), and make it outside torch.inference_mode"
         ) from error
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
@@ -196,9 +197,9 @@ def _scores(name: str, model: Callable[[Tensor], Tensor], x: Tensor, first: Tens
     if first is None and (scores.ndim != 2 or len(scores) != len(x)):
         raise ValueError(f"{name}: model must give scores [{len(x)}, classes], got shape {tuple(scores.shape)}; reshape them")
     if first is not None and (scores.shape, scores.dtype, scores.device) != (first.shape, first.dtype, first.device):
-        told = [f"{tuple(each.shape)} of {each.dtype} on {each.device}" for each in (first, scores)]
+        kind, other = (f"{tuple(each.shape)} of {each.dtype} on {each.device}" for each in (first, scores))
         raise ValueError(
-            f"{name}: model must give scores of one kind at each call, got {told[0]} and then {told[1]}; keep no state between calls"
+            f"{name}: model must give scores of one kind at each call, got {kind} and then {other}; keep no state between calls"
         )
     return scores
 

@@ -29,7 +29,7 @@ UNSEEN = 40.0  # a threshold from which softplus is its line but for e^−40, le
 
 def certified_radius(
     x: Array, target: Any = None, norm: float = math.inf, dim: int = -1, *, lipschitz: float = 1.0, where: Array | None = None
-) -> Any:
+) -> Array:
     """The radius within which no perturbation changes the argmax: margin/(c L), c = 2, √2 and 1 under ℓ∞, ℓ2 and ℓ1.
 
     With L = 1 the perturbation is one of the scores, and the radius exact: a larger one changes the argmax.
@@ -76,7 +76,7 @@ def probability_radius(
     where: Array | None = None,
     lipschitz: float = 1.0,
     **params: Any,
-) -> Any:
+) -> Array:
     """The largest ε for which p_t ≥ level for every δ with ‖δ‖ ≤ ε, p = map((x + δ)/τ).
 
     It is exact where `worst_probabilities` is, and a radius that holds elsewhere.

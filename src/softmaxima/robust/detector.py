@@ -4,7 +4,8 @@ r"""A detector of inputs that look attacked, by one number of their scores: unus
     entropy   −H(softmax(x/τ)), in nats
     energy    τ LSE(x/τ), in nats times τ; Liu et al. (2020)
 
-All are computed in float64. It is worth what an attacker does not know of it: one who raises the same number while misleading the model is not seen.
+All are computed in float64. A detector is worth what an attacker does not know of it: one who raises the same number while
+misleading the model is not seen.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Detector:
         check_number("Detector", "threshold", self.threshold, lambda number: not math.isnan(number), "a number")
         check_one_temperature("Detector", self.temperature)
 
-    def values(self, x: Array, dim: int = -1) -> Any:
+    def values(self, x: Array, dim: int = -1) -> Array:
         """The statistic, one number a row, in the dtype of x: low where a row looks attacked."""
         rows = _rows("Detector", x, dim)
         return like_input(self._of(rows).to(rows.dtype), x)
@@ -81,7 +82,7 @@ class Detector:
     def _of(self, rows: Tensor) -> Tensor:
         return STATISTICS[self.statistic](rows.double(), self.temperature)
 
-    def __call__(self, x: Array, dim: int = -1) -> Any:
+    def __call__(self, x: Array, dim: int = -1) -> Array:
         """Whether each row is suspected. Cost: one or two reads of x."""
         return like_input(~(self._of(_rows("Detector", x, dim)) >= self.threshold), x)  # NaN is suspected
 

@@ -11,7 +11,7 @@ equal.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from softmaxima.robust.stationary import LEAST_RADIUS, first_order, greatest, le
 NONE = {1.0: 1e-100, 2.0: LEAST_RADIUS}
 
 
-class WorstLogSumExp(NamedTuple):
+class WorstLogSumExp(NamedTuple, Generic[Array]):
     """What a perturbation makes of logsumexp.
 
     >>> import numpy as np, softmaxima as sm
@@ -35,9 +35,9 @@ class WorstLogSumExp(NamedTuple):
     array([0.5, 0.5])
     """
 
-    value: Any  # that is attained, one a row
-    perturbation: Any  # that attains it, of the shape of the scores
-    bound: Any  # no perturbation gives more (or less, of the least): the value, but for rounding
+    value: Array  # that is attained, one a row
+    perturbation: Array  # that attains it, of the shape of the scores
+    bound: Array  # no perturbation gives more (or less, of the least): the value, but for rounding
 
 
 def worst_logsumexp(
@@ -49,7 +49,7 @@ def worst_logsumexp(
     smallest: bool = False,
     temperature: float | Array = 1.0,
     where: Array | None = None,
-) -> WorstLogSumExp:
+) -> WorstLogSumExp[Array]:
     """The greatest LSE((x + δ)/τ) of any δ with ‖δ‖ ≤ ε, in nats, and where it is.
 
     Args:

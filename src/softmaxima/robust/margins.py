@@ -44,7 +44,7 @@ def sides(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def worst_margin(
     x: Array, target: Any, radius: float | Array, norm: float = math.inf, dim: int = -1, *, where: Array | None = None
-) -> Any:
+) -> Array:
     """The least margin x_t − max_{j≠t} x_j of any x + δ with ‖δ‖ ≤ ε: the margin less 2ε, √2 ε or ε under ℓ∞, ℓ2 or ℓ1.
 
     Where it is positive, no such perturbation changes the argmax.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores to
 SOFTMAX = ("softmax", "log_softmax")  # of which ℓ2 is exact
 
 
-class WorstProbabilities(NamedTuple):
+class WorstProbabilities(NamedTuple, Generic[Array]):
     """What a perturbation makes of each probability at least and at most, and whether both are attained.
 
     >>> import numpy as np, softmaxima as sm
@@ -41,8 +41,8 @@ class WorstProbabilities(NamedTuple):
     False
     """
 
-    lower: Any
-    upper: Any
+    lower: Array
+    upper: Array
     exact: bool  # attained, each by a perturbation of its own; otherwise bounds that hold
 
 
@@ -56,7 +56,7 @@ def worst_probabilities(
     temperature: float | Array = 1.0,
     where: Array | None = None,
     **params: Any,
-) -> WorstProbabilities:
+) -> WorstProbabilities[Array]:
     """The least and the greatest p_i of map((x + δ)/τ) for any δ with ‖δ‖ ≤ ε, each class for itself.
 
     Exact under ℓ∞ for all maps but `normmax` and top-p; under ℓ1 for monotone maps that do not move with a constant, and for
