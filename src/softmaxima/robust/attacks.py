@@ -133,7 +133,7 @@ def attack(
         raise TypeError(f"{name}: advanced must be a function that takes nothing, got {advanced!r}; leave it out for none")
     if not bool(x.isfinite().all()):
         raise ValueError(f"{name}: inputs must be finite, got {int((~x.isfinite()).sum())} that are not; leave those rows out")
-    within_range(name, "inputs", x.double())
+    within_range(name, "inputs", torch.tensor([float(x.min()), float(x.max())] if x.numel() else [], dtype=torch.float64))
     within_range(name, "radius", torch.tensor(radius, dtype=torch.float64))
     of = loss if callable(loss) else ATTACK_LOSSES[check_choice(name, "loss", loss, tuple(ATTACK_LOSSES))]
     steps, restarts = check_count(name, "steps", steps), check_count(name, "restarts", restarts)
