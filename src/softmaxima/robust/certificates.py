@@ -44,7 +44,7 @@ def certified_radius(
     Returns one number a row, rounded down; 0 where the target is not the argmax, ∞ where nothing else is allowed.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
 
     Cost: two reads of x. Source: Tsuzuku, Sato & Sugiyama (2018), arXiv:1802.04034.
 
@@ -87,11 +87,11 @@ def probability_radius(
         level: between 0 and 1, both out.
         lipschitz: as for `certified_radius`.
 
-    Returns one number a row, in a dtype narrower than float64 rounded down; 0 where p_t is below the level as it is, ∞ where
+    Returns one number a row, rounded down; 0 where p_t is below the level as it is, ∞ where
     nothing brings it there, NaN in a row with NaN or +∞.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
 
     Cost: a hundred times that of the worst case of one class.
 

@@ -65,7 +65,7 @@ def worst_logsumexp(
     what was not ruled out, 1e-13 as a rule. A row with nothing allowed has the value −∞, one with NaN is NaN.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
 
     Cost: one logsumexp for ℓ∞ and ℓ1; some thousand reads of a row for ℓ2, up to seconds for a row of a thousand.
 

@@ -57,7 +57,7 @@ def worst_margin(
     Returns one number a row, rounded down, ∞ where only t is allowed, −∞ where t is masked.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
 
     Cost: one read of x. Source: Crammer & Singer (2001) for the margin; its worst case is Hölder's inequality.
 

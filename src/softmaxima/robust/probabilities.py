@@ -73,7 +73,7 @@ def worst_probabilities(
     other scores are equal it is a mean of two slopes there, of the right sign.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
 
     Cost: the map of n rows for each row of n; for softmax under ℓ2 some thousand times that.
 
