@@ -145,6 +145,45 @@ def test_a_broken_model_does_not_seem_to_withstand():
             robust.attack(model, x, target, 0.1, limits=None)
 
 
+def test_models_that_work_without_gradients_alone_are_refused_in_a_sentence():
+    x, target = normal(8, 20), torch.zeros(8, dtype=torch.int64)
+    with torch.inference_mode():
+        inferred = nn.Linear(20, 4).double()
+    weight = linear().weight.detach()
+
+    def changing(then: Any) -> Any:
+        calls: list[None] = []
+        return lambda z: calls.append(None) or (linear()(z) if len(calls) < 3 else then(linear()(z)))
+
+    for model, error, message in (
+        (inferred, ValueError, "got an error that it does not give without them, “Inference tensors.*outside torch.inference_mode"),
+        (lambda z: torch.from_numpy(z.numpy() @ weight.numpy().T), ValueError, r"“Can't call numpy\(\).*keep its numbers in torch"),
+        (lambda z: (z @ weight.T).detach().numpy(), TypeError, "model must give scores in a floating-point tensor, got ndarray"),
+        (changing(lambda scores: scores.detach().numpy()), TypeError, "got ndarray"),
+        (changing(lambda scores: scores[:7]), ValueError, r"of one kind at each call, got \(8, 4\) of .* and then \(7, 4\)"),
+        (changing(lambda scores: scores[:, :3]), ValueError, r"and then \(8, 3\) of torch.float64 on cpu; keep no state"),
+        (changing(lambda scores: scores.float()), ValueError, r"and then \(8, 4\) of torch.float32"),
+    ):
+        with pytest.raises(error, match=message):
+            robust.attack(model, x, target, 0.1, limits=None)
+    with torch.inference_mode(), pytest.raises(ValueError, match="“Inference tensors"):
+        robust.attack(inferred, x, target, 0.1, limits=None)
+
+
+def test_errors_of_a_model_itself_are_its_own():
+    with pytest.raises(RuntimeError, match="shape '\\[7\\]' is invalid"):
+        robust.attack(lambda z: z.view(7), X, Y, 0.1, limits=None)
+
+
+@norms
+@pytest.mark.parametrize("eps", [1e-320, 1e-200, 1e200])
+def test_attacks_of_any_radius_stay_within_the_ball(norm: float, eps: float):
+    found = robust.attack(linear(), torch.zeros(3, 20, dtype=torch.float64), Y, eps, norm, steps=5, restarts=2, limits=None).inputs
+    assert (torch.linalg.vector_norm(found / eps, norm, -1) <= 1).all()
+    if eps > 1:
+        assert (torch.linalg.vector_norm(found / eps, norm, -1) > 0.9).any()
+
+
 # Detectors ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +206,22 @@ def test_the_share_of_false_alarms_is_what_was_asked_for(statistic: str, share: 
     detector = robust.fit_detector(normal(1000, 4), statistic, share)
     assert detector(normal(1000, 4)).double().mean() == pytest.approx(share, abs=2e-3)
     assert detector(normal(4000, 4, seed=1)).double().mean() == pytest.approx(share, abs=0.04)
+
+
+@pytest.mark.parametrize("statistic", ["margin", "entropy", "energy"])
+@pytest.mark.parametrize("n", [2, 7, 33, 1000])
+def test_a_row_like_those_it_was_fitted_to_is_not_suspected_among_any_others(statistic: str, n: int, dtype: torch.dtype):
+    """The row that has the threshold, alone, repeated, and among others."""
+    for seed in range(5):
+        row = normal(1, n, scale=5.0, seed=seed).to(dtype)
+        for tau in (0.3, 1.0, 4.0):
+            detector = robust.fit_detector(row.expand(17, n), statistic, 0.5, temperature=tau)
+            for many in (1, 2, 3, 8, 31):
+                assert not detector(row.repeat(many, 1)).any()
+                assert not detector(row.repeat(many, 1).T.contiguous(), 0).any()
+                assert not detector(torch.cat([normal(many, n).to(dtype), row]))[-1]
+            higher = robust.Detector(statistic, detector.threshold + 1e-9 * (1 + abs(detector.threshold)), tau)
+            assert higher(row).all()  # it is lower by rounding alone
 
 
 def test_masks_nan_and_arrays_of_a_detector():

@@ -150,6 +150,16 @@ def test_the_room_is_reached_by_its_name():
     assert not {*robust.__all__} & {*getattr(sm, "__all__")}  # noqa: B009
 
 
+def test_type_checkers_know_what_is_given():
+    for public in (getattr(robust, name) for name in robust.__all__):
+        if isinstance(public, dict):
+            continue
+        functions = [each for each in vars(public).values() if callable(each)] if isinstance(public, type) else [public]
+        told = [getattr(each, "__annotations__", {}).get("return") for each in functions]
+        told += vars(public)["__annotations__"].values() if isinstance(public, type) else []
+        assert not {"Any", "ForwardRef('Any')", "typing.Any"} & {str(each) for each in told}, public
+
+
 def test_slopes_beyond_1_count():
     assert robust.lipschitz_bound(nn.ELU(alpha=5.0)) == 5
     assert robust.lipschitz_bound(nn.Sequential(nn.LeakyReLU(-2.0), nn.ELU())) == 2

@@ -44,7 +44,7 @@ class Merged:
 
     estimate: Estimate
     top: np.ndarray
-    items: list[tuple[int, Any]]
+    items: list[tuple[int, str | int | float]]
     n: int
     numbers: int
 

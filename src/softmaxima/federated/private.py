@@ -91,7 +91,7 @@ def private_logsumexp(
 
 def secure_logsumexp(
     clients: Sequence[Any], *, bounds: tuple[float, float], bits: int = 32, temperature: float = 1.0, timeout: float = 60.0
-) -> Opened:
+) -> Opened[float]:
     """log Σ exp(x/τ) over at least three clients, each a party that shares its own sum and shows it to none.
 
     Each sums its scores by itself, so that what is computed on shares is the logsumexp of one number a client. Public are the

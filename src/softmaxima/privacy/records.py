@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from softmaxima.core.numbers import (
 )
 from softmaxima.core.unquoted import kind_of, read_scores
 from softmaxima.privacy.library import dp
+
+if TYPE_CHECKING:
+    from opendp.mod import Domain, Metric
 
 RELATIONS = ("replace", "add-remove")
 LONGEST = 40.0  # more than log n of any row that fits into a memory
@@ -99,7 +102,7 @@ class Scores:
         """The most that LSE(x/τ) of n real numbers moves, in nats: `sensitivity` without what rounding adds."""
         return min(self.change, self.bounds[1] - self.bounds[0]) / temperature
 
-    def space(self, n: int) -> tuple[Any, Any]:
+    def space(self, n: int) -> tuple[Domain, Metric]:
         """OpenDP's domain of such scores, and its distance of them."""
         return _domain(self.bounds, n), dp.linf_distance(T=float, monotonic=self.monotone)
 
@@ -182,7 +185,7 @@ class Entries:
             return width - math.log(n) + math.log1p((n - 1) * math.exp(-width))
         return math.log1p(math.expm1(width) / n)
 
-    def space(self, n: int) -> tuple[Any, Any]:
+    def space(self, n: int) -> tuple[Domain, Metric]:
         """OpenDP's domain of such scores, and its distance of them."""
         if self.least is not None:
             return _domain(self.bounds, None), dp.symmetric_distance()

@@ -1,7 +1,8 @@
 """What functions of this room are asked for, checked: norms, radii, targets and rows; and what they give, rounded to the safe side.
 
-All is computed in float64. What is given in a narrower dtype is rounded there to the side on which what it says still holds: radii
-and lower ends down, upper ends up, perturbations towards 0, attacked inputs towards those that were given.
+All is computed in float64, of scores and radii that are at most `LARGEST` in size. Sums, products and quotients that a certificate
+is made of are rounded to the side on which it holds, by what two numbers lost (`core/error_free.py`). So is what is given in a
+narrower dtype: radii and lower ends down, upper ends up, perturbations towards 0, attacked inputs towards those that were given.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, check_scores, like_input, rows_last
-from softmaxima.core.error_free import two_sum
+from softmaxima.core.error_free import two_product, two_sum
 from softmaxima.core.numbers import as_number
 from softmaxima.core.tracing import is_concrete
 
 NORMS = (1.0, 2.0, math.inf)
+LARGEST = 2.0**960  # of scores and radii, also over the temperature: what is summed or doubled of them stays finite
+LEAST_PRODUCT, LARGEST_FACTOR = 2.0**-960, 2.0**990  # between which a product's error is a number
 RADIUS: tuple[Callable[[Any], Any], str] = (lambda r: (r >= 0) & (r < math.inf), "at least 0 and finite")
 
 
@@ -66,12 +69,28 @@ def prepared(name: str, x: Any, radius: Any, dim: Any, temperature: Any, where: 
     if isinstance(radius, Tensor) and radius.ndim:
         radius = radius.movedim(axis, -1)
     wide = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)
+    tau = tau.double() if isinstance(tau, Tensor) else tau
+    radius = torch.as_tensor(radius, dtype=torch.float64, device=wide.device)
+    radius, wide = within_range(name, "radius", radius, tau), within_range(name, "scores", wide, tau)
     if level is not None and wide.shape[-1]:
         most = rows_last(name, as_scores(name, level), dim, 1.0, where)[1].detach().double()
         wide = wide - largest(most if mask is None else most.masked_fill(~mask, -math.inf))
-    tau = tau.double() if isinstance(tau, Tensor) else tau
-    radius = torch.as_tensor(radius, dtype=torch.float64, device=wide.device) / tau
-    return Rows(wide / tau, radius.expand(*wide.shape[:-1], 1), tau, axis, x)
+    return Rows(wide / tau, (radius / tau).expand(*wide.shape[:-1], 1), tau, axis, x)
+
+
+def within_range(name: str, what: str, value: Tensor, tau: float | Tensor = 1.0) -> Tensor:
+    """Numbers in size at most `LARGEST`, also over the temperature, or infinite; NaN for others, where these cannot be told."""
+    size = value.detach().abs()
+    most = LARGEST * (tau.detach().clamp_max(1.0) if isinstance(tau, Tensor) else min(tau, 1.0))
+    beyond = (size > most) & size.isfinite()
+    if not is_concrete(beyond):
+        return torch.where(beyond, math.nan, value)
+    if bool(beyond.any()):
+        raise ValueError(
+            f"{name}: {what} must be at most {LARGEST:.2g} in size, also over the temperature, so that sums stay in float64, "
+            f"got {float(size[beyond].amax()):.2g}; divide scores (or inputs), radius and temperature by the same number"
+        )
+    return value
 
 
 def largest(z: Tensor) -> Tensor:
@@ -82,13 +101,42 @@ def largest(z: Tensor) -> Tensor:
 
 def moved(z: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
     """(z − by, z + by), by ≥ 0, each rounded outward; their slopes are those of z − by and z + by."""
-    return -_up(-z, by), _up(z, by)
+    return -sum_up(-z, by), sum_up(z, by)
 
 
-def _up(z: Tensor, by: Tensor) -> Tensor:
-    near, left = two_sum(z, by)
-    safe = torch.nextafter(near.detach(), torch.full_like(near, math.inf, requires_grad=False))
-    return torch.where(left > 0, safe + (near - near.detach()), near)
+def sum_up(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    """a + b, or a + b + c, rounded up. The slopes of this and of what follows are those of what is rounded."""
+    near, left = two_sum(a, b)
+    if c is None:
+        return _next(near, left > 0, math.inf)
+    near, more = two_sum(near, c)
+    return sum_up(near, torch.where(near.isfinite(), sum_up(more, left), 0.0))
+
+
+def product_down(a: Tensor, b: float | Tensor) -> Tensor:
+    """a·b ≥ 0, rounded down."""
+    near, left = two_product(a, torch.as_tensor(b, dtype=a.dtype, device=a.device))
+    return _next(near, (left < 0) | ~_is_split(a, b, near), -math.inf).clamp_min(0.0)
+
+
+def quotient_down(a: Tensor, b: float) -> Tensor:
+    """a/b, a ≥ 0 and b > 0, rounded down; ∞ where a is."""
+    near = a / b
+    product, left = two_product(near, torch.as_tensor(b, dtype=a.dtype, device=a.device))
+    over = ((product - a) + left > 0) | ~_is_split(near, b, product)
+    return torch.where(a == math.inf, a, _next(near, over, -math.inf)).clamp_min(0.0)
+
+
+def _is_split(a: Tensor, b: float | Tensor, product: Tensor) -> Tensor:
+    """Whether the error of a product is exact."""
+    fits = torch.maximum(a.detach(), torch.as_tensor(b, dtype=a.dtype, device=a.device)) < LARGEST_FACTOR
+    return fits & (product > LEAST_PRODUCT)
+
+
+def _next(near: Tensor, which: Tensor, towards: float) -> Tensor:
+    """The next number where it is asked for, with the slope of the nearest."""
+    safe = torch.nextafter(near.detach(), torch.full_like(near, towards, requires_grad=False))
+    return torch.where(which, safe + torch.where(near.isfinite(), near - near.detach(), 0.0), near)
 
 
 def check_ends(name: str, lower: Any, upper: Any, dtypes: bool = True, tensors: bool = False) -> tuple[Tensor, Tensor]:

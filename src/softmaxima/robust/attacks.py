@@ -26,8 +26,9 @@ from softmaxima.core.numbers import as_number, check_choice, check_count, check_
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
-from softmaxima.robust.arguments import RADIUS, check_classes, check_norm, check_tensor
+from softmaxima.robust.arguments import RADIUS, check_classes, check_norm, check_tensor, within_range
 from softmaxima.robust.margins import margins
+from softmaxima.robust.stationary import length
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 INSIDE = 1 - 1e-14  # of a radius, so that the rounding of a length does not leave the ball
@@ -104,8 +105,9 @@ def attack(
 
     Raises:
         TypeError or ValueError for arguments that cannot be used, before any step; ValueError for a model that gives NaN for the
-        inputs as they are or has no gradient by them, for a gradient that is NaN where the scores are not, and for a loss that is
-        NaN or +∞ where the model is right, for such a model would seem to withstand.
+        inputs as they are, has no gradient by them or gives scores of another shape at a later call, for a gradient that is NaN
+        where the scores are not, and for a loss that is NaN or +∞ where the model is right, for such a model would seem to
+        withstand.
 
     Cost: a forward and a backward pass a step.
 
@@ -131,18 +133,15 @@ def attack(
         raise TypeError(f"{name}: advanced must be a function that takes nothing, got {advanced!r}; leave it out for none")
     if not bool(x.isfinite().all()):
         raise ValueError(f"{name}: inputs must be finite, got {int((~x.isfinite()).sum())} that are not; leave those rows out")
+    within_range(name, "inputs", torch.tensor([float(x.min()), float(x.max())] if x.numel() else [], dtype=torch.float64))
+    within_range(name, "radius", torch.tensor(radius, dtype=torch.float64))
     of = loss if callable(loss) else ATTACK_LOSSES[check_choice(name, "loss", loss, tuple(ATTACK_LOSSES))]
     steps, restarts = check_count(name, "steps", steps), check_count(name, "restarts", restarts)
     step = 2.5 * radius / steps if step_size is None else check_positive(name, "step_size", step_size)
     stop, rng = check_flag(name, "stop", stop), as_torch_generator(name, generator)
     low, high = _limits(name, limits, x)
     with torch.no_grad():
-        first = model(x.clone())
-    if not isinstance(first, Tensor) or not first.is_floating_point():
-        got = first.dtype if isinstance(first, Tensor) else type(first).__name__
-        raise TypeError(f"{name}: model must give scores in a floating-point tensor, got {got}; an attack needs their gradients")
-    if first.ndim != 2 or len(first) != len(x):
-        raise ValueError(f"{name}: model must give scores [{len(x)}, classes], got shape {tuple(first.shape)}; reshape them")
+        first = _scores(name, model, x)
     if broken := int(first.isnan().any(-1).sum()):
         raise ValueError(
             f"{name}: model gives NaN for {broken} of {len(x)} inputs as they are, of which nothing can be said; mend it, or leave "
@@ -156,7 +155,7 @@ def attack(
         at = x if restart == 0 else _project(x, _drawn(x, radius, norm, rng), radius, norm, low, high)
         for number in range(steps + 1):
             at = at.detach().requires_grad_(number < steps)
-            scores = model(at.clone())
+            scores = _scores(name, model, at, first)
             value = of(scores, classes)
             if not isinstance(value, Tensor) or value.shape != classes.shape:
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -176,6 +175,33 @@ def attack(
                 at = _project(x, delta, radius, norm, low, high)
                 advanced()
     return Attacked(best, misled)
+
+
+def _scores(name: str, model: Callable[[Tensor], Tensor], x: Tensor, first: Tensor | None = None) -> Tensor:
+    """What the model gives, of one shape and dtype at each call; `first` is what it gave at the first, without gradients."""
+    try:
+        scores = model(x.clone())
+    except RuntimeError as error:
+        if not x.requires_grad or isinstance(error, torch.OutOfMemoryError):
+            raise
+        with torch.no_grad():
+            model(x.clone())  # whose error, where there is one, is the model's own
+        said = str(error).partition(". ")[0]
+        raise ValueError(
+            f"{name}: model must be one whose gradients can be taken, got an error that it does not give without them, “{said}”; "
+            "keep its numbers in torch tensors (no .numpy()), and make it outside torch.inference_mode"
+        ) from error
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise TypeError(f"{name}: model must give scores in a floating-point tensor, got {got}; an attack needs their gradients")
+    if first is None and (scores.ndim != 2 or len(scores) != len(x)):
+        raise ValueError(f"{name}: model must give scores [{len(x)}, classes], got shape {tuple(scores.shape)}; reshape them")
+    if first is not None and (scores.shape, scores.dtype, scores.device) != (first.shape, first.dtype, first.device):
+        kind, other = (f"{tuple(each.shape)} of {each.dtype} on {each.device}" for each in (first, scores))
+        raise ValueError(
+            f"{name}: model must give scores of one kind at each call, got {kind} and then {other}; keep no state between calls"
+        )
+    return scores
 
 
 def _slope(name: str, value: Tensor, at: Tensor, wrong: Tensor) -> Tensor:
@@ -221,14 +247,14 @@ def _direction(slope: Tensor, norm: float) -> Tensor:
 
 def _project(x: Tensor, delta: Tensor, radius: float, norm: float, low: float, high: float) -> Tensor:
     """x + δ in the ball and the limits, δ of float64. Limits only shorten δ, for x is within them, and so does rounding."""
-    if radius == 0:
+    if radius < torch.finfo(torch.float64).tiny:
         return x
     if norm == math.inf:
         delta = delta.clamp(-radius, radius)
     else:
         flat = delta.flatten(1)
         if norm == 2.0:
-            flat = flat * (INSIDE * radius / flat.norm(dim=1, keepdim=True).clamp_min(radius))
+            flat = flat * (INSIDE * radius / length(flat.abs()).clamp_min(radius))
         else:
             radius = INSIDE * radius
             outside = flat.abs().sum(1, keepdim=True) > radius

@@ -16,21 +16,20 @@ from torch import nn
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_number, check_positive
-from softmaxima.robust.arguments import check_classes, check_norm, is_broken, prepared
+from softmaxima.robust.arguments import check_classes, check_norm, is_broken, prepared, product_down, quotient_down, sum_up
 from softmaxima.robust.intervals import parameters
 from softmaxima.robust.layers import check_layer, fall
-from softmaxima.robust.margins import SLOPE, margins
+from softmaxima.robust.margins import SLOPE, sides
 from softmaxima.robust.probabilities import worst_at
 
 HALVINGS, DOUBLINGS = 64, 40
-LARGEST = 1e280  # of scores over the temperature, of which doublings stay finite
 NOT_EXPANDING = (nn.Identity, nn.Flatten, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Sigmoid, nn.Softsign)
 UNSEEN = 40.0  # a threshold from which softplus is its line but for e^−40, less than float64 tells
 
 
 def certified_radius(
     x: Array, target: Any = None, norm: float = math.inf, dim: int = -1, *, lipschitz: float = 1.0, where: Array | None = None
-) -> Any:
+) -> Array:
     """The radius within which no perturbation changes the argmax: margin/(c L), c = 2, √2 and 1 under ℓ∞, ℓ2 and ℓ1.
 
     With L = 1 the perturbation is one of the scores, and the radius exact: a larger one changes the argmax.
@@ -42,11 +41,10 @@ def certified_radius(
         lipschitz: L, for the radius of what the scores are made of: ‖x(a) − x(b)‖ ≤ L ‖a − b‖ in that norm (`lipschitz_bound`).
         dim, where: as for `softmax`.
 
-    Returns one number a row, in a dtype narrower than float64 rounded down; 0 where the target is not the argmax, ∞ where nothing
-    else is allowed.
+    Returns one number a row, rounded down; 0 where the target is not the argmax, ∞ where nothing else is allowed.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
 
     Cost: two reads of x. Source: Tsuzuku, Sato & Sugiyama (2018), arXiv:1802.04034.
 
@@ -57,12 +55,13 @@ def certified_radius(
     name = "certified_radius"
     norm = check_norm(name, norm)
     slope = SLOPE[norm] * check_positive(name, "lipschitz", lipschitz)
+    slope = math.nextafter(slope, math.inf) if norm == 2.0 else slope  # √2 L, rounded up
     rows = prepared(name, x, 0.0, dim, 1.0, where)
     if target is None and rows.z.shape[-1] == 0:
         raise ValueError(f"{name}: there must be a class to certify, got scores with none along dim {rows.dim}; give at least one")
     classes = rows.z.argmax(-1) if target is None else check_classes(name, target, rows.z)
-    found = margins(rows.z, classes)
-    return rows.reduced(found.clamp_min(0.0) / slope, -math.inf)  # NaN stays
+    own, rival = sides(rows.z, classes)
+    return rows.reduced(quotient_down(-sum_up(rival, -own), slope), -math.inf)  # NaN stays
 
 
 def probability_radius(
@@ -77,7 +76,7 @@ def probability_radius(
     where: Array | None = None,
     lipschitz: float = 1.0,
     **params: Any,
-) -> Any:
+) -> Array:
     """The largest ε for which p_t ≥ level for every δ with ‖δ‖ ≤ ε, p = map((x + δ)/τ).
 
     It is exact where `worst_probabilities` is, and a radius that holds elsewhere.
@@ -88,11 +87,11 @@ def probability_radius(
         level: between 0 and 1, both out.
         lipschitz: as for `certified_radius`.
 
-    Returns one number a row, in a dtype narrower than float64 rounded down; 0 where p_t is below the level as it is, ∞ where
+    Returns one number a row, rounded down; 0 where p_t is below the level as it is, ∞ where
     nothing brings it there, NaN in a row with NaN or +∞.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
 
     Cost: a hundred times that of the worst case of one class.
 
@@ -112,7 +111,7 @@ def probability_radius(
     holds = lambda radius: worst_at(found, z, radius, norm, classes, values)[0] >= bound
     # Scores bring a probability down over distances like their own size.
     size = z.masked_fill(~z.isfinite(), 0.0).abs().amax(-1, keepdim=True) if z.shape[-1] else torch.zeros_like(rows.radius)
-    low, high = torch.zeros_like(rows.radius), size.clamp(1.0, LARGEST)
+    low, high = torch.zeros_like(rows.radius), size.clamp_min(1.0)
     for _ in range(DOUBLINGS):
         if not bool((kept := holds(high)).any()):
             break
@@ -122,7 +121,7 @@ def probability_radius(
         middle = (low + high) / 2
         kept = holds(middle)
         low, high = torch.where(kept, middle, low), torch.where(kept, high, middle)
-    radius = torch.where(endless, math.inf, low * rows.tau / lipschitz)
+    radius = torch.where(endless, math.inf, quotient_down(product_down(low, rows.tau), lipschitz))
     return rows.reduced(radius.masked_fill(is_broken(z), math.nan).squeeze(-1), -math.inf)
 
 

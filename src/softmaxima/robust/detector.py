@@ -4,7 +4,8 @@ r"""A detector of inputs that look attacked, by one number of their scores: unus
     entropy   −H(softmax(x/τ)), in nats
     energy    τ LSE(x/τ), in nats times τ; Liu et al. (2020)
 
-It is worth what an attacker does not know of it: one who raises the same number while misleading the model is not seen.
+All are computed in float64. A detector is worth what an attacker does not know of it: one who raises the same number while
+misleading the model is not seen.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ STATISTICS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "entropy": lambda x, tau: xlogx(softmax(x, temperature=tau)).sum(-1),
     "energy": lambda x, tau: tau * logsumexp(x, temperature=tau),
 }
+SUMS = ("entropy", "energy")  # of which the last bits depend on how many rows there are
 
 
 def _rows(name: str, x: Any, dim: Any) -> Tensor:
@@ -47,7 +49,7 @@ def _rows(name: str, x: Any, dim: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Detector:
-    """Suspects rows whose statistic is below a threshold. Made by `fit_detector`, or with a threshold of one's own.
+    """Suspects rows whose statistic, in float64, is below a threshold. Made by `fit_detector`, or with a threshold of one's own.
 
     Args:
         statistic: "margin", "entropy" or "energy".
@@ -72,15 +74,17 @@ class Detector:
         check_number("Detector", "threshold", self.threshold, lambda number: not math.isnan(number), "a number")
         check_one_temperature("Detector", self.temperature)
 
-    def values(self, x: Array, dim: int = -1) -> Any:
-        """The statistic, one number a row: low where a row looks attacked."""
+    def values(self, x: Array, dim: int = -1) -> Array:
+        """The statistic, one number a row, in the dtype of x: low where a row looks attacked."""
         rows = _rows("Detector", x, dim)
-        return like_input(STATISTICS[self.statistic](rows, self.temperature), x)
+        return like_input(self._of(rows).to(rows.dtype), x)
 
-    def __call__(self, x: Array, dim: int = -1) -> Any:
+    def _of(self, rows: Tensor) -> Tensor:
+        return STATISTICS[self.statistic](rows.double(), self.temperature)
+
+    def __call__(self, x: Array, dim: int = -1) -> Array:
         """Whether each row is suspected. Cost: one or two reads of x."""
-        values = self.values(x, dim)
-        return ~(values >= self.threshold)  # NaN is suspected
+        return like_input(~(self._of(_rows("Detector", x, dim)) >= self.threshold), x)  # NaN is suspected
 
 
 def fit_detector(
@@ -88,7 +92,8 @@ def fit_detector(
 ) -> Detector:
     """The detector that suspects the given share of ordinary rows, or less where rows tie.
 
-    Rows whose number is the threshold are not suspected: of rows that are all alike, none is.
+    Rows whose number is the threshold are not suspected: of rows that are all alike, none is, among however many others they come.
+    The threshold of entropy and energy is therefore the number of a row less what a sum may be off.
 
     Args:
         x: scores of ordinary inputs, a tensor or an array, that the model was not trained on.
@@ -121,6 +126,9 @@ def fit_detector(
         raise ValueError(
             f"fit_detector: ordinary rows must have at least two allowed classes, got {alone} that have not; leave those rows out"
         )
-    values = detector.values(rows).double().flatten()
+    values = detector._of(rows).flatten()
     threshold = float(values.sort().values[int(share * values.numel())])  # so many are below
+    if statistic in SUMS:
+        n = rows.shape[-1]
+        threshold -= (n + 8) * torch.finfo(torch.float64).eps * (abs(threshold) + temperature * math.log(n))
     return Detector(statistic, threshold, temperature)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ SOLVED = 2e-15  # of λ and of scores less their maximum, some units in the last
 TOGETHER = 2**23  # numbers of the corners that are evaluated together
 
 
-class ProbabilityInterval(NamedTuple):
+class ProbabilityInterval(NamedTuple, Generic[Array]):
     """What a probability is at least and at most, each of the shape of the scores.
 
     >>> import numpy as np, softmaxima as sm
@@ -49,8 +49,8 @@ class ProbabilityInterval(NamedTuple):
     array([0.5, 0.5])
     """
 
-    lower: Any
-    upper: Any
+    lower: Array
+    upper: Array
 
 
 def interval(
@@ -62,7 +62,7 @@ def interval(
     temperature: float | Array = 1.0,
     where: Array | None = None,
     **params: Any,
-) -> ProbabilityInterval:
+) -> ProbabilityInterval[Array]:
     """The interval of each p_i = map(x/τ)_i over all x with lower ≤ x ≤ upper, each score for itself.
 
     The tightest one, both ends of which are attained, for every map but `normmax` and top-p, of which it holds and may be wider.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,14 +26,14 @@ from softmaxima.lse import logsumexp
 from softmaxima.robust.arguments import check_norm, is_broken, moved, prepared
 from softmaxima.robust.corners import corner, is_own
 from softmaxima.robust.intervals import bounds_at, is_tight, ordered, parameters
+from softmaxima.robust.margins import falls
 from softmaxima.robust.stationary import LEAST_RADIUS, first_order, greatest, least
 
 SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores together
 SOFTMAX = ("softmax", "log_softmax")  # of which ℓ2 is exact
-ABOVE_ROOT_2 = math.sqrt(2.0) * (1 + 2**-50)  # so that its product is above too
 
 
-class WorstProbabilities(NamedTuple):
+class WorstProbabilities(NamedTuple, Generic[Array]):
     """What a perturbation makes of each probability at least and at most, and whether both are attained.
 
     >>> import numpy as np, softmaxima as sm
@@ -41,8 +41,8 @@ class WorstProbabilities(NamedTuple):
     False
     """
 
-    lower: Any
-    upper: Any
+    lower: Array
+    upper: Array
     exact: bool  # attained, each by a perturbation of its own; otherwise bounds that hold
 
 
@@ -56,7 +56,7 @@ def worst_probabilities(
     temperature: float | Array = 1.0,
     where: Array | None = None,
     **params: Any,
-) -> WorstProbabilities:
+) -> WorstProbabilities[Array]:
     """The least and the greatest p_i of map((x + δ)/τ) for any δ with ‖δ‖ ≤ ε, each class for itself.
 
     Exact under ℓ∞ for all maps but `normmax` and top-p; under ℓ1 for monotone maps that do not move with a constant, and for
@@ -73,7 +73,7 @@ def worst_probabilities(
     other scores are equal it is a mean of two slopes there, of the right sign.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
 
     Cost: the map of n rows for each row of n; for softmax under ℓ2 some thousand times that.
 
@@ -129,7 +129,7 @@ def _worst_at(
     if norm == 2.0 and map.name in SOFTMAX:
         lower, upper = (_of_softmax(z, radius, classes, largest) for largest in (False, True))
         return (lower, upper) if map.properties.logarithmic else (lower.exp(), upper.exp())
-    down, up = moved(z, radius if norm == 1.0 else ABOVE_ROOT_2 * radius)
+    down, up = moved(z, radius if norm == 1.0 else falls(radius, norm))
     return corner(map, z, down, classes, params), corner(map, z, up, classes, params)
 
 
@@ -141,10 +141,12 @@ def _of_softmax(z: Tensor, radius: Tensor, classes: Tensor, largest: bool) -> Te
     r = radius.detach().unsqueeze(-2).expand(*others.shape[:-1], 1).reshape(-1, 1)
     usable = flat.amax(-1, keepdim=True).isfinite()
     safe, safe_r = torch.where(usable, flat, 0.0), torch.where(usable, r, 1.0).clamp_min(LEAST_RADIUS)
-    delta = -least(safe, safe_r, opposed=True) if largest else greatest(safe, safe_r, opposed=True)[0]
+    delta, bound = (-least(safe, safe_r, opposed=True), None) if largest else greatest(safe, safe_r, opposed=True)
     direction = torch.where(usable, delta / safe_r, 0.0).reshape(others.shape)
     moved = others + radius.unsqueeze(-2) * direction
     gap = logsumexp(moved) - (x - radius * direction.sum(-1))
+    if bound is not None:  # what could not be ruled out besides the point
+        gap = gap + (bound.reshape(gap.shape) - (gap + x).detach()).clamp_min(0.0)
     alone = (others == -math.inf).all(-1)
     log_p = -torch.nn.functional.softplus(torch.where(alone | (x == -math.inf), 0.0, first_order("worst_probabilities", gap)))
     return torch.where(x == -math.inf, -math.inf, torch.where(alone, x - x, log_p))

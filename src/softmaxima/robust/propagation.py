@@ -62,7 +62,7 @@ def interval_bound_propagation(model: nn.Module, lower: Tensor, upper: Tensor) -
     return _through(name, model, low.clone(), high.clone())  # a layer may write over what it is given
 
 
-def is_certified(lower: Array, upper: Array, target: Any, dim: int = -1) -> Any:
+def is_certified(lower: Array, upper: Array, target: Any, dim: int = -1) -> Array:
     """Whether the target is the argmax whatever the scores are between the ends: lower_t > max_{j≠t} upper_j.
 
     Args:

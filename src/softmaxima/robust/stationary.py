@@ -62,12 +62,12 @@ def least(z: Tensor, radius: Tensor, opposed: bool = False) -> Tensor:
     low, high = smallest + smallest.log(), radius + radius.log()
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        small = _length(_omega(z + middle), opposed) < radius
+        small = length(_omega(z + middle), opposed) < radius
         low, high = torch.where(small, middle, low), torch.where(small, high, middle)
     return _scaled(_omega(z + (low + high) / 2), radius, opposed)
 
 
-def _length(delta: Tensor, opposed: bool) -> Tensor:
+def length(delta: Tensor, opposed: bool = False) -> Tensor:
     """‖δ‖ of δ ≥ 0, whose squares may be beyond float64."""
     most = delta.amax(-1, keepdim=True).clamp_min(torch.finfo(delta.dtype).tiny)
     share = delta / most
@@ -77,7 +77,7 @@ def _length(delta: Tensor, opposed: bool) -> Tensor:
 
 def _scaled(delta: Tensor, radius: Tensor, opposed: bool) -> Tensor:
     """Of length r: what rounding left of it, and of an interval's middle what lies beside the root."""
-    return delta * (radius / _length(delta, opposed))
+    return delta * (radius / length(delta, opposed))
 
 
 def _value(z: Tensor, delta: Tensor, opposed: bool) -> Tensor:
@@ -119,7 +119,7 @@ def _first_root(gaps: Tensor, top: Tensor, radius: Tensor, opposed: bool) -> Ten
     low, high = torch.zeros_like(radius), radius.clamp_max(1.0)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        small = _length(_curve(gaps, top, middle), opposed) < radius
+        small = length(_curve(gaps, top, middle), opposed) < radius
         low, high = torch.where(small, middle, low), torch.where(small, high, middle)
     return high
 
@@ -151,7 +151,7 @@ def _beyond_one(
         part = torch.arange(SPLIT + 1, dtype=z.dtype, device=z.device) / SPLIT
         edges = a.unsqueeze(-1) + (b - a).unsqueeze(-1) * part
         a, b, row = edges[:, :-1].flatten(), edges[:, 1:].flatten(), row.repeat_interleave(SPLIT)
-    return at, best, torch.maximum(bound, best)
+    return at, best, torch.maximum(bound, best + CLOSE * (1 + best.abs()))
 
 
 def _kept(
@@ -163,7 +163,7 @@ def _kept(
     first, last = _curve(gaps, top, a), _curve(gaps, top, b)
     smallest, largest = last.scatter(-1, top, a), first.scatter(-1, top, b)
     slack = ROUNDING * z.shape[-1]
-    may = (_length(smallest, opposed) <= radius * (1 + slack)) & (_length(largest, opposed) >= radius * (1 - slack))
+    may = (length(smallest, opposed) <= radius * (1 + slack)) & (length(largest, opposed) >= radius * (1 - slack))
     may = may.squeeze(-1)
     return a[may, 0], b[may, 0], row[may], _value(z[row[may]], largest[may], opposed)
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -29,9 +29,11 @@ AT_ONCE = 0.5  # seconds after a party was ended, in which others that go with i
 GRACE = 5.0  # seconds for the others to tell, after one told that it cannot go on
 START = 20.0  # seconds in which a party may start, before its own time begins
 
+Value = TypeVar("Value", float, np.ndarray, int)
+
 
 @dataclass(frozen=True)
-class Opened:
+class Opened(Generic[Value]):
     """What all parties were told, and what it took.
 
     value: a float of logsumexp, an array [n] of softmax, an int of argmax.
@@ -48,7 +50,7 @@ class Opened:
     (1, 1, 0)
     """
 
-    value: Any
+    value: Value
     error: float
     parties: int
     bytes: int
@@ -56,6 +58,50 @@ class Opened:
     rounds: int
 
 
+@overload
+def evaluate(
+    what: Literal["logsumexp"],
+    scores: Sequence[Any],
+    *,
+    bounds: tuple[float, float],
+    bits: int = ...,
+    temperature: float = ...,
+    timeout: float = ...,
+    latency: float = ...,
+) -> Opened[float]: ...
+@overload
+def evaluate(
+    what: Literal["softmax"],
+    scores: Sequence[Any],
+    *,
+    bounds: tuple[float, float],
+    bits: int = ...,
+    temperature: float = ...,
+    timeout: float = ...,
+    latency: float = ...,
+) -> Opened[np.ndarray]: ...
+@overload
+def evaluate(
+    what: Literal["argmax"],
+    scores: Sequence[Any],
+    *,
+    bounds: tuple[float, float],
+    bits: int = ...,
+    temperature: float = ...,
+    timeout: float = ...,
+    latency: float = ...,
+) -> Opened[int]: ...
+@overload
+def evaluate(
+    what: str,
+    scores: Sequence[Any],
+    *,
+    bounds: tuple[float, float],
+    bits: int = ...,
+    temperature: float = ...,
+    timeout: float = ...,
+    latency: float = ...,
+) -> Opened[Any]: ...
 def evaluate(
     what: str,
     scores: Sequence[Any],
@@ -65,7 +111,7 @@ def evaluate(
     temperature: float = 1.0,
     timeout: float = 60.0,
     latency: float = 0.0,
-) -> Opened:
+) -> Opened[Any]:
     """logsumexp, softmax or argmax of scores that are shared among parties on this machine, to see what it takes.
 
     Each party gets its scores, makes shares of them for the others (Shamir's, of which fewer than half of the parties learn
@@ -107,7 +153,7 @@ def evaluated(
     temperature: Any = 1.0,
     timeout: Any = 60.0,
     latency: Any = 0.0,
-) -> Opened:
+) -> Opened[Any]:
     """What `evaluate` gives, for a function of this name."""
     check_choice(name, "what", what, tuple(FUNCTIONS))
     tau, timeout = check_one_temperature(name, temperature), check_positive(name, "timeout", timeout)
@@ -135,7 +181,7 @@ def evaluated(
     else:
         told = together(orders, timeout, name=name)
     value = np.asarray(told[0]["value"])
-    opened = value if what == "softmax" else int(value) if what == "argmax" else float(value.reshape(()))
+    opened: Any = value if what == "softmax" else int(value) if what == "argmax" else float(value.reshape(()))
     error = {"logsumexp": format.error, "softmax": format.softmax_error, "argmax": format.spacing}[what]
     if tau != 1:
         error += 2 * CONSTANT * max(map(abs, format.bounds))  # of x/τ, of either of two scores

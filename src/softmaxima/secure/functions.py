@@ -7,7 +7,7 @@ mathematics and what is off.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from softmaxima.core.unquoted import kind_of
 from softmaxima.secure.fixed_point import FixedPoint
 from softmaxima.secure.library import runtime
 
+if TYPE_CHECKING:
+    from mpyc.sectypes import SecureArray
 
-def logsumexp(x: Any, format: FixedPoint) -> Any:
+
+def logsumexp(x: Any, format: FixedPoint) -> SecureArray:
     """log Σ exp(x_i), in nats.
 
     Args:
@@ -47,7 +50,7 @@ def logsumexp(x: Any, format: FixedPoint) -> Any:
     return runtime().np_reshape(found.top + log + found.power * math.log(2), (*x.shape[:-1], 1))
 
 
-def softmax(x: Any, format: FixedPoint) -> Any:
+def softmax(x: Any, format: FixedPoint) -> SecureArray:
     """exp(x_i)/Σ exp(x_j), [..., n]; arguments, errors and source as of `logsumexp`, each p off by at most `format.softmax_error`.
 
     >>> import numpy as np, softmaxima as sm
@@ -66,7 +69,7 @@ def softmax(x: Any, format: FixedPoint) -> Any:
     return runtime().np_reshape(found.terms * (r * found.unscale), x.shape)
 
 
-def argmax(x: Any, format: FixedPoint) -> Any:
+def argmax(x: Any, format: FixedPoint) -> SecureArray:
     """The index of the largest score, [...] as mpyc's numbers, the first of equals; arguments and errors as of `logsumexp`.
 
     >>> import numpy as np, softmaxima as sm
