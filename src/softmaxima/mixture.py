@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_scores, check_dim
+from softmaxima.core.arguments import as_scores, check_dim, check_tensor
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_number, described
@@ -117,7 +117,7 @@ class MixtureOfMaps(nn.Module):
         return GATES[self.gate](g, temperature=tau() if isinstance(tau, nn.Module) else tau)
 
     def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        _check_tensor(type(self).__name__, x)
+        check_tensor(type(self).__name__, "scores", x)
         return self._mixed([map(x, where=where) for map in self.maps])
 
     def _mixed(self, p: Sequence[Tensor]) -> Tensor:
@@ -140,8 +140,7 @@ class MixtureOfMaps(nn.Module):
         that of no function, as p − y is given, and not derived. Cost: that of all maps once, and a read.
         """
         name = f"{type(self).__name__}.loss"
-        _check_tensor(name, x)
-        scores = as_scores(name, x)
+        scores = as_scores(name, check_tensor(name, "scores", x))
         if not scores.ndim:
             raise ValueError(f"{name}: scores must have an axis of classes, got a tensor of shape (); give scores [..., classes]")
         dim = check_dim(name, self.dim, scores.ndim)
@@ -169,11 +168,6 @@ class MixtureOfMaps(nn.Module):
     def extra_repr(self) -> str:
         own = ", ".join(f"{m.map.name} {w:.3f}" for m, w in zip(self.maps, self.weights.tolist(), strict=True))  # type: ignore[union-attr]
         return f"weights={own}, dim={self.dim}, gate={self.gate}"
-
-
-def _check_tensor(name: str, x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: scores must be a torch.Tensor, got {type(x).__name__}; call torch.as_tensor()")
 
 
 def _targets(name: str, x: Tensor, target: Any, dim: int, ignored: int) -> tuple[Tensor, Tensor]:

@@ -334,6 +334,9 @@ def test_shapes_of_draws_are_checked_and_no_states_have_none():
     for shape in ((-1,), (2, -1), (1.5,), 3, "3"):
         with pytest.raises((TypeError, ValueError), match=r"^Policy\.sample: .*sample_shape must be"):
             policy.sample(shape)
+    for generator in (-1, "a", 1.5, True, 2**70):
+        with pytest.raises((TypeError, ValueError), match=r"^Policy\.sample: generator must be"):
+            policy.sample(generator=generator)
     empty = Policy(torch.zeros(0, 3))
     assert empty.sample((4,)).shape == (4, 0)
     assert empty.mode.shape == empty.entropy().shape == Policy(torch.zeros(0, 0)).mode.shape == (0,)

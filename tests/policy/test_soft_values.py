@@ -213,6 +213,8 @@ def test_an_adaptive_temperature_refuses_at_once_what_it_can_never_hold():
         ({"map": "nosuch"}, "unknown map 'nosuch'"),
         ({"map": "entmax", "alpa": 1.5}, "unknown parameter alpa of entmax"),
         ({"map": "entmax", "alpha": -1.0}, "alpha must be at least 1"),
+        ({"temperature": 0.0}, "temperature must be positive and finite"),
+        ({"temperature": sm.GeometricTemperature(1.0, 0.1, 10)}, "temperature must be positive and finite"),
     )
     for options, said in refused:
         with pytest.raises((TypeError, ValueError), match=rf"^AdaptiveTemperature: {said}"):

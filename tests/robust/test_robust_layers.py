@@ -143,7 +143,7 @@ ARRAY = np.zeros((3, 4))
     ("call", "error", "message"),
     [
         (lambda: robust.interval_bound_propagation(linear(), cast(Any, ARRAY), cast(Any, ARRAY)), TypeError,
-         r"lower must be a torch.Tensor, as networks take it, got ndarray; call torch.from_numpy\(lower\)"),
+         r"lower must be a torch.Tensor, got ndarray; call torch.as_tensor\(lower\)"),
         (lambda: robust.interval_bound_propagation(linear(), X[:, :3], X[:, :3]), ValueError,
          r"takes \[rows, 4\] of torch.float64 on cpu, got ends of shape \(3, 3\)"),
         (lambda: robust.interval_bound_propagation(linear(), X[0, 0], X[0, 0]), ValueError, r"got ends of shape \(\)"),

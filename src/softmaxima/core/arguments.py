@@ -115,6 +115,13 @@ def check_scores(name: str, x: Tensor, what: str = "scores", cast: str = "float(
     return x
 
 
+def check_tensor(name: str, what: str, x: Any) -> Tensor:
+    """The tensor, where arrays have no place."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: {what} must be a torch.Tensor, got {type(x).__name__}; call torch.as_tensor({what})")
+    return x
+
+
 def check_dim(name: str, dim: Any, ndim: int) -> int:
     """`dim` as a non-negative axis."""
     dim = check_axis(name, dim)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, broadcasts, check_value, check_where, like_input
+from softmaxima.core.arguments import Array, as_scores, broadcasts, check_tensor, check_value, check_where, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_number, check_positive
 from softmaxima.core.tracing import is_concrete
@@ -120,9 +120,7 @@ def soft_value_iteration(
             [1., 0.]]), 31)
     """
     name = "soft_value_iteration"
-    scores = as_scores(name, reward, "reward")
-    if not isinstance(reward, Tensor):
-        raise TypeError(f"{name}: reward must be a torch.Tensor, got {type(reward).__name__}; call torch.as_tensor()")
+    scores = as_scores(name, check_tensor(name, "reward", reward), "reward")
     r, p, gamma = _process(name, scores, reward, transition, discount)
     mask = check_where(name, where, scores)
     as_policy_map(name, find_valued(name, map), temperature, {})

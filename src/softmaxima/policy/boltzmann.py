@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints, register_kl
 from torch.distributions.utils import lazy_property, probs_to_logits
 
+from softmaxima.core.arguments import check_tensor
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.numbers import check_count
-from softmaxima.core.randomness import Randomness
+from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.rows import without_mask
 from softmaxima.core.series import scaled_expm1_remainder
 from softmaxima.core.tracing import is_concrete
@@ -109,9 +110,7 @@ class Policy(Distribution):
     ) -> None:
         name = type(self).__name__
         found, temperature, params = as_policy_map(name, map, temperature, params)
-        if not isinstance(scores, Tensor):
-            raise TypeError(f"{name}: scores must be a torch.Tensor, got {type(scores).__name__}; call torch.as_tensor()")
-        if scores.ndim == 0:
+        if check_tensor(name, "scores", scores).ndim == 0:
             raise ValueError(f"{name}: scores must have an axis of actions, got a tensor of shape (); give scores [..., actions]")
         rows = as_rows(name, scores, -1, temperature, where, None)
         self._params = map_params(name, found, params, rows)
@@ -180,7 +179,7 @@ class Policy(Distribution):
         self._check_possible("sample")
         if not self._extended_shape(shape).numel():
             return torch.empty(self._extended_shape(shape), dtype=torch.long, device=self.scores.device)
-        drawn = gumbel_max(self._log_p.detach(), samples=shape.numel(), generator=generator)
+        drawn = gumbel_max(self._log_p.detach(), samples=shape.numel(), generator=as_torch_generator(name, generator))
         return drawn.reshape(self._extended_shape(shape))
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import as_scores, broadcasts, check_value, check_where
 from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.numbers import check_positive
+from softmaxima.core.numbers import check_one_temperature, check_positive
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.policy.value import value_of
 from softmaxima.sampling.rows import as_rows, map_params
@@ -66,7 +66,9 @@ class AdaptiveTemperature(nn.Module):
         super().__init__()
         name = type(self).__name__
         self.register_buffer("entropy", torch.as_tensor(check_value(name, "entropy", entropy, *ENTROPY)))
-        self.temperature = temperature if isinstance(temperature, Positive) else Temperature(temperature)
+        self.temperature = (
+            temperature if isinstance(temperature, Positive) else Temperature(check_one_temperature(name, temperature))
+        )
         self.map, self.params = map, params
         value_of(name, torch.zeros(1), 1.0, map, params)  # refuses what it cannot take at once
         if (most := self._most(torch.ones(2, dtype=torch.bool))) is not None and not bool((most > 0).all()):

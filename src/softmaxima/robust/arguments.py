@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, check_scores, like_input, rows_last
+from softmaxima.core.arguments import (
+    as_scores,
+    as_tensor,
+    check_device,
+    check_per_row,
+    check_scores,
+    check_tensor,
+    like_input,
+    rows_last,
+)
 from softmaxima.core.error_free import two_product, two_sum
 from softmaxima.core.numbers import as_number
 from softmaxima.core.tracing import is_concrete
@@ -142,7 +151,7 @@ def _next(near: Tensor, which: Tensor, towards: float) -> Tensor:
 def check_ends(name: str, lower: Any, upper: Any, dtypes: bool = True, tensors: bool = False) -> tuple[Tensor, Tensor]:
     """Both ends, of one shape and device and, unless `dtypes` is False, of one dtype, the lower nowhere above the upper."""
     if tensors:
-        lower, upper = check_tensor(name, "lower", lower), check_tensor(name, "upper", upper)
+        lower, upper = check_floating_tensor(name, "lower", lower), check_floating_tensor(name, "upper", upper)
     low, high = as_scores(name, lower, "lower"), as_scores(name, upper, "upper")
     if low.device != high.device:
         where = str(low.device)
@@ -163,12 +172,9 @@ def check_ends(name: str, lower: Any, upper: Any, dtypes: bool = True, tensors: 
     return low, high
 
 
-def check_tensor(name: str, what: str, x: Any) -> Tensor:
+def check_floating_tensor(name: str, what: str, x: Any) -> Tensor:
     """Floating-point numbers of a torch tensor: what a network takes."""
-    if not isinstance(x, Tensor):
-        repair = f"call torch.from_numpy({what})" if type(x).__module__ == "numpy" else "call torch.tensor()"
-        raise TypeError(f"{name}: {what} must be a torch.Tensor, as networks take it, got {type(x).__name__}; {repair}")
-    return check_scores(name, x, what)
+    return check_scores(name, check_tensor(name, what, x), what)
 
 
 def is_broken(*ends: Tensor) -> Tensor:

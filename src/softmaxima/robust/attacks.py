@@ -26,7 +26,7 @@ from softmaxima.core.numbers import as_number, check_choice, check_count, check_
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
-from softmaxima.robust.arguments import RADIUS, check_classes, check_norm, check_tensor, within_range
+from softmaxima.robust.arguments import RADIUS, check_classes, check_floating_tensor, check_norm, within_range
 from softmaxima.robust.margins import margins
 from softmaxima.robust.stationary import length
 
@@ -121,7 +121,7 @@ def attack(
     tensor([ True, False])
     """
     name = "attack"
-    x = check_tensor(name, "inputs", inputs).detach().clone()
+    x = check_floating_tensor(name, "inputs", inputs).detach().clone()
     norm, radius = check_norm(name, norm), check_number(name, "radius", radius, *RADIUS)
     if x.ndim < 2:
         raise ValueError(f"{name}: inputs must be [rows, …], got shape {tuple(x.shape)}; call .unsqueeze(0) for a single row")
