@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from softmaxima.attn.arguments import Visible, check_request, check_window, with_params
 from softmaxima.attn.attention import attend
+from softmaxima.core.arguments import check_tensor
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_count, check_flag, check_number
@@ -119,11 +120,7 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         weight = self.out_proj.weight
         cast = torch.is_autocast_enabled(weight.device.type) if weight.device.type != "meta" else True
         for what, x in (("query", query), ("key", key), ("value", value)):
-            if not isinstance(x, Tensor):
-                raise TypeError(
-                    f"{NAME}: {what} must be a torch.Tensor, got {type(x).__name__}; call torch.from_numpy() of an array"
-                )
-            if x.is_nested:
+            if check_tensor(NAME, what, x).is_nested:
                 raise TypeError(
                     f"{NAME}: {what} must not be nested; make the nn.TransformerEncoder with enable_nested_tensor=False"
                 )
