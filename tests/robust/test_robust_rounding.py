@@ -182,8 +182,18 @@ REFUSED: dict[str, Callable[[float], Any]] = {
 @pytest.mark.parametrize("size", BEYOND)
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
 def test_numbers_too_large_for_sums_are_refused(call: Callable[[float], Any], size: float):
-    with pytest.raises(ValueError, match=r"must be at most 9\.7e\+288 in size"):
+    with pytest.raises(ValueError, match=r"must be at most 2\^960 = 9\.7e\+288 in size"):
         call(2 * size if size < 1e300 else size)
+
+
+def test_a_radius_is_refused_with_the_temperature_that_makes_it_large():
+    tau = torch.tensor([[1e-200], [1.0], [1.0]], dtype=torch.float64)
+    for call in (
+        lambda: robust.worst_logsumexp(ROWS, 1e200, temperature=tau),
+        lambda: robust.worst_probabilities("softmax", ROWS, 1e200, temperature=tau),
+    ):
+        with pytest.raises(ValueError, match=r"radius must be at most 2\^960 .* got 1e\+200 and a temperature down to 1e-200"):
+            call()
 
 
 def test_where_values_cannot_be_read_large_numbers_become_nan():
@@ -191,3 +201,58 @@ def test_where_values_cannot_be_read_large_numbers_become_nan():
     worst = torch.func.vmap(lambda x: robust.worst_margin(x, torch.zeros(3, dtype=torch.int64), 0.1))(x)
     assert worst[0].isfinite().all()
     assert worst[1, :2].isnan().all()
+
+
+@norms
+@pytest.mark.parametrize("smallest", [False, True])
+@given(
+    scores=SCORES,
+    eps=st.builds(lambda size, share: size * share, st.sampled_from([1e-320, 1e-300, 1e-3, 1.0, 300.0]), st.floats(0.1, 1)),
+    tau=st.sampled_from([1.0, 3.0, 0.7, 1000.0]),
+)
+@at_most(60)
+def test_perturbations_are_in_the_ball(norm: float, smallest: bool, scores: list[float], eps: float, tau: float):
+    x = torch.tensor(scores, dtype=torch.float64).clamp(-1e200, 1e200)
+    delta = [abs(v) for v in exactly(robust.worst_logsumexp(x, eps, norm, smallest=smallest, temperature=tau).perturbation)]
+    r = Fraction(eps)
+    assert {math.inf: max(delta) <= r, 2.0: sum(v**2 for v in delta) <= r**2, 1.0: sum(delta) <= r}[norm]
+
+
+def test_attacked_inputs_are_in_the_ball_where_a_difference_rounds():
+    model = lambda x: torch.cat([x, 1.5 - x], -1)
+    found = robust.attack(model, torch.full((1, 1), 0.3, dtype=torch.float64), torch.tensor([1]), 0.7, steps=3)
+    assert found.inputs.item() == math.nextafter(1.0, 0.0)  # 0.3 + 0.7 is 1 when rounded, but beyond 0.7 from 0.3
+
+
+@norms
+def test_temperatures_learn_beside_a_mask(norm: float):
+    x, tau = torch.tensor([[0.3, 0.0, -0.1]], dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    masked = torch.cat([x, torch.full((1, 1), -math.inf, dtype=torch.float64)], -1)
+    for call in (
+        lambda x: robust.worst_logsumexp(x, 0.1, norm, temperature=tau).value,
+        lambda x: robust.worst_probabilities("softmax", x, 0.1, norm, temperature=tau).upper[..., 0],
+        lambda x: robust.worst_probabilities("sparsemax", x, 0.1, norm, temperature=tau).lower[..., 0],
+        lambda x: robust.interval("softmax", x, x + 0.1, temperature=tau).upper[..., 0],
+    ):
+        slopes = [torch.autograd.grad(call(rows).sum(), tau)[0] for rows in (masked, x)]
+        torch.testing.assert_close(*slopes)
+        assert slopes[0] != 0
+
+
+@norms
+@pytest.mark.parametrize("far", [-torch.finfo(torch.float32).max, -1e19, -1e9, -math.inf])
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_a_radius_has_its_digits_beside_a_score_far_below(norm: float, far: float, name: str):
+    x = torch.tensor([3.0, 1.0, far], dtype=torch.float64)
+    alone = robust.probability_radius(name, x[:2], 0, 0.5, norm)
+    torch.testing.assert_close(robust.probability_radius(name, x, 0, 0.5, norm), alone, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("statistic", ["entropy", "energy"])
+@pytest.mark.parametrize("tau", [1e-8, 1e-3, 1.0, 1e3])
+@given(scores=st.lists(st.floats(-1, 1), min_size=2, max_size=6))
+@at_most(20)
+def test_alike_rows_are_not_suspected_however_many_they_are(statistic: str, tau: float, scores: list[float]):
+    row = tau * torch.tensor([[10.0 * scores[0], *scores[1:]]], dtype=torch.float64)
+    detector = robust.fit_detector(row.expand(26, -1), statistic, temperature=tau)
+    assert not any(bool(detector(row.expand(count, -1)).any()) for count in (1, 2, 3, 4, 5, 8, 33))

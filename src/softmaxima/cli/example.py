@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,6 +81,7 @@ def count(help: str, least: int = 1) -> Parameter:
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
     """Ctrl-C is not heard by processes that are begun here: it is for the one that began them, which hears it after."""
+    resource_tracker.ensure_running()  # which would let Ctrl-C through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

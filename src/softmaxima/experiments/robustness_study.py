@@ -269,7 +269,7 @@ def _at_test_verdict(study: Study) -> str:
         return f"{said}; the same attack through probabilities leaves no more at any of them that is told from 0."
     return (
         f"{said}; the same attack through probabilities leaves {_shown(hidden[worst])} points at τ = {worst.temperature:g} "
-        f"({worst.training}), where {100 * fmean(worst.blind):.0f} % of pictures have a gradient of exactly 0: masking."
+        f"({worst.training}), where {100 * fmean(worst.blind):.1f} % of pictures have a gradient of exactly 0: masking."
     )
 
 

@@ -81,7 +81,7 @@ class AdaptiveTemperature(nn.Module):
     def loss(self, q: Tensor, *, where: Tensor | None = None) -> Tensor:
         """The mean of D(τ) over states with a legal action, of values q [..., n]; states of NaN or +∞ are left out."""
         name, tau = f"{type(self).__name__}.loss", self.temperature()
-        q = as_scores(name, q).detach()
+        q = as_scores(name, q, "q").detach()
         mask = check_where(name, where, q)
         q = q if mask is None else q.masked_fill(~mask, -math.inf)
         known = ((q == q) & (q < math.inf)).all(-1, keepdim=True)  # a state of NaN or +∞ has no entropy to hold

@@ -27,10 +27,12 @@ from softmaxima.core.arguments import (
 )
 from softmaxima.core.error_free import two_product, two_sum
 from softmaxima.core.numbers import as_number
-from softmaxima.core.tracing import is_concrete
+from softmaxima.core.temperature import quotient
+from softmaxima.core.tracing import is_concrete, transforming
 
 NORMS = (1.0, 2.0, math.inf)
 LARGEST = 2.0**960  # of scores and radii, also over the temperature: what is summed or doubled of them stays finite
+INSIDE = 1 - 1e-14  # of a radius, so that the rounding of a length does not leave the ball
 LEAST_PRODUCT, LARGEST_FACTOR = 2.0**-960, 2.0**990  # between which a product's error is a number
 RADIUS: tuple[Callable[[Any], Any], str] = (lambda r: (r >= 0) & (r < math.inf), "at least 0 and finite")
 
@@ -40,7 +42,8 @@ class Rows:
     """Scores over the temperature with their axis last, in float64, and the radius over it."""
 
     z: Tensor  # [..., n], −∞ where masked
-    radius: Tensor  # [..., 1]
+    radius: Tensor  # [..., 1], over the temperature
+    given_radius: Tensor  # [..., 1] or of no axis
     tau: float | Tensor
     dim: int
     given: Any  # as the scores came
@@ -50,6 +53,16 @@ class Rows:
         scores = as_scores("", self.given)
         value = value.movedim(-1, self.dim) if value.ndim > 1 else value
         return like_input(narrowed(value.reshape(scores.shape), scores.dtype, towards), self.given)
+
+    def perturbation(self, delta: Tensor, norm: float) -> Any:
+        """δ over the temperature as what is added to scores, in the ball of the radius that was given, with its slope."""
+        delta = delta * self.tau
+        several = (delta.detach() != 0).sum(-1, keepdim=True) > 1
+        shorter = torch.nextafter(INSIDE * delta.detach(), torch.zeros_like(delta, requires_grad=False))
+        radius = self.given_radius.detach()
+        within = torch.where(several & (norm != math.inf), shorter, delta.detach()).clamp(-radius, radius)
+        within = torch.where(self.radius.detach() < torch.finfo(delta.dtype).tiny, 0.0, within)  # of no digits
+        return self.restored(within + torch.where(delta.isfinite(), delta - delta.detach(), 0.0), 0.0)
 
     def reduced(self, value: Tensor, towards: float | None = None) -> Any:
         """One number a row, in the dtype of the scores, rounded to one side or to the nearest."""
@@ -84,7 +97,7 @@ def prepared(name: str, x: Any, radius: Any, dim: Any, temperature: Any, where: 
     if level is not None and wide.shape[-1]:
         most = rows_last(name, as_scores(name, level), dim, 1.0, where)[1].detach().double()
         wide = wide - largest(most if mask is None else most.masked_fill(~mask, -math.inf))
-    return Rows(wide / tau, (radius / tau).expand(*wide.shape[:-1], 1), tau, axis, x)
+    return Rows(quotient(wide, tau), (radius / tau).expand(*wide.shape[:-1], 1), radius, tau, axis, x)
 
 
 def within_range(name: str, what: str, value: Tensor, tau: float | Tensor = 1.0) -> Tensor:
@@ -95,11 +108,21 @@ def within_range(name: str, what: str, value: Tensor, tau: float | Tensor = 1.0)
     if not is_concrete(beyond):
         return torch.where(beyond, math.nan, value)
     if bool(beyond.any()):
+        got, least = float(size.expand_as(beyond)[beyond].amax()), float(torch.as_tensor(tau, dtype=torch.float64).amin())
         raise ValueError(
-            f"{name}: {what} must be at most {LARGEST:.2g} in size, also over the temperature, so that sums stay in float64, "
-            f"got {float(size[beyond].amax()):.2g}; divide scores (or inputs), radius and temperature by the same number"
+            f"{name}: {what} must be at most 2^960 = {LARGEST:.2g} in size, also over the temperature, so that sums stay finite, "
+            f"got {got!r}{'' if least >= 1 else f' and a temperature down to {least:.3g}'}; divide scores (or inputs), radius and "
+            "temperature by the same number"
         )
     return value
+
+
+def check_untransformed(name: str, what: str) -> None:
+    """Of what is searched for, by values that are read."""
+    if transforming():
+        raise NotImplementedError(
+            f"{name}: {what} reads values, which torch.func and forward mode hide; call it on all rows outside of them"
+        )
 
 
 def largest(z: Tensor) -> Tensor:

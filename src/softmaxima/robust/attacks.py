@@ -26,12 +26,11 @@ from softmaxima.core.numbers import as_number, check_choice, check_count, check_
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
-from softmaxima.robust.arguments import RADIUS, check_classes, check_floating_tensor, check_norm, within_range
+from softmaxima.robust.arguments import INSIDE, RADIUS, check_classes, check_floating_tensor, check_norm, sum_up, within_range
 from softmaxima.robust.margins import margins
 from softmaxima.robust.stationary import length
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-INSIDE = 1 - 1e-14  # of a radius, so that the rounding of a length does not leave the ball
 SPARSITY = 20  # an ascent under ℓ1 moves one in so many inputs
 
 
@@ -264,7 +263,8 @@ def _project(x: Tensor, delta: Tensor, radius: float, norm: float, low: float, h
     moved = (wide + delta).clamp(low, high)
     near = moved.to(x)
     most = torch.minimum(delta.abs(), (moved - wide).abs())  # of both: neither the ball nor the limits are left by rounding
-    return torch.where((near.double() - wide).abs() > most, torch.nextafter(near, x), near)
+    far = torch.maximum(sum_up(near.double(), -wide), sum_up(wide, -near.double()))
+    return torch.where(far > most, torch.nextafter(near, x), near)
 
 
 def _drawn(x: Tensor, radius: float, norm: float, rng: torch.Generator | None) -> Tensor:

@@ -16,13 +16,22 @@ from torch import nn
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_number, check_positive
-from softmaxima.robust.arguments import check_classes, check_norm, is_broken, prepared, product_down, quotient_down, sum_up
+from softmaxima.robust.arguments import (
+    check_classes,
+    check_norm,
+    check_untransformed,
+    is_broken,
+    prepared,
+    product_down,
+    quotient_down,
+    sum_up,
+)
 from softmaxima.robust.intervals import parameters
 from softmaxima.robust.layers import check_layer, fall
 from softmaxima.robust.margins import SLOPE, sides
 from softmaxima.robust.probabilities import worst_at
 
-HALVINGS, DOUBLINGS = 64, 40
+HALVINGS, DOUBLINGS = 63, 40
 NOT_EXPANDING = (nn.Identity, nn.Flatten, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Sigmoid, nn.Softsign)
 UNSEEN = 40.0  # a threshold from which softplus is its line but for e^−40, less than float64 tells
 
@@ -32,7 +41,8 @@ def certified_radius(
 ) -> Array:
     """The radius within which no perturbation changes the argmax: margin/(c L), c = 2, √2 and 1 under ℓ∞, ℓ2 and ℓ1.
 
-    With L = 1 the perturbation is one of the scores, and the radius exact: a larger one changes the argmax.
+    With L = 1 the perturbation is one of the scores, and the radius exact: a larger one changes the argmax. At the radius itself
+    the target may tie with another.
 
     Args:
         x: scores of any shape, a tensor or an array.
@@ -103,6 +113,7 @@ def probability_radius(
     found, norm = find_map(map, name), check_norm(name, norm)
     level = check_number(name, "level", level, lambda p: 0 < p < 1, "a number between 0 and 1")
     lipschitz = check_positive(name, "lipschitz", lipschitz)
+    check_untransformed(name, "a search by halves")
     rows = prepared(name, x, 0.0, dim, temperature, where, x if found.properties.shift_invariant else None)
     classes = check_classes(name, target, rows.z).unsqueeze(-1)
     scores = as_scores(name, x)
@@ -117,10 +128,12 @@ def probability_radius(
             break
         high = torch.where(kept, 2 * high, high)
     endless = holds(high)
+    low, high = low.view(torch.int64), high.view(torch.int64)  # as whole numbers they have the order of the floats that they are
     for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        kept = holds(middle)
+        middle = low + (high - low) // 2
+        kept = holds(middle.view(torch.float64))
         low, high = torch.where(kept, middle, low), torch.where(kept, high, middle)
+    low = low.view(torch.float64)
     radius = torch.where(endless, math.inf, quotient_down(product_down(low, rows.tau), lipschitz))
     return rows.reduced(radius.masked_fill(is_broken(z), math.nan).squeeze(-1), -math.inf)
 

@@ -37,7 +37,10 @@ STATISTICS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "entropy": lambda x, tau: xlogx(softmax(x, temperature=tau)).sum(-1),
     "energy": lambda x, tau: tau * logsumexp(x, temperature=tau),
 }
-SUMS = ("entropy", "energy")  # of which the last bits depend on how many rows there are
+SPREADS: dict[str, Callable[[int, float], float]] = {  # of sums, whose last bits depend on how many rows there are
+    "entropy": lambda n, tau: math.log(n),
+    "energy": lambda n, tau: tau * math.log(n),
+}
 
 
 def _rows(name: str, x: Any, dim: Any) -> Tensor:
@@ -128,7 +131,7 @@ def fit_detector(
         )
     values = detector._of(rows).flatten()
     threshold = float(values.sort().values[int(share * values.numel())])  # so many are below
-    if statistic in SUMS:
+    if statistic in SPREADS:
         n = rows.shape[-1]
-        threshold -= (n + 8) * torch.finfo(torch.float64).eps * (abs(threshold) + temperature * math.log(n))
+        threshold -= (n + 8) * torch.finfo(torch.float64).eps * (abs(threshold) + SPREADS[statistic](n, detector.temperature))
     return Detector(statistic, threshold, temperature)

@@ -20,7 +20,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import check_flag
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
-from softmaxima.robust.arguments import check_norm, largest, prepared, sum_up
+from softmaxima.robust.arguments import check_norm, check_untransformed, largest, prepared, sum_up
 from softmaxima.robust.stationary import LEAST_RADIUS, first_order, greatest, least
 
 # Below these the direction is that of ε → 0, and so the gradient by ε at 0 that from the right.
@@ -62,7 +62,7 @@ def worst_logsumexp(
     Returns (value, perturbation, bound). Gradients of value, by x and by ε, are those of the worst case (Danskin): p at x + δ, and
     by ε at 0 that from the right; under ℓ2 there are no second ones. The bound holds in exact arithmetic: it is beyond the value by
     what rounding may be, (n + 16)(1 + ε/τ) 2⁻⁵², and 2⁻⁵² of the largest score over τ where τ is not 1; under ℓ2 with ε > τ also by
-    what was not ruled out, 1e-13 as a rule. A row with nothing allowed has the value −∞, one with NaN is NaN.
+    what was not ruled out, up to 1e-11. A row with nothing allowed has the value −∞, one with NaN is NaN.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, such as numbers above 2⁹⁶⁰, before any work.
@@ -80,6 +80,8 @@ def worst_logsumexp(
     name = "worst_logsumexp"
     norm = check_norm(name, norm)
     smallest = check_flag(name, "smallest", smallest)
+    if norm == 2.0:
+        check_untransformed(name, "the worst case under ℓ2")
     rows = prepared(name, x, radius, dim, temperature, where)
     # Less the largest score, beside which δ may be too small to see.
     top = largest(rows.z) if rows.z.shape[-1] else torch.zeros_like(rows.radius)
@@ -92,7 +94,7 @@ def worst_logsumexp(
     sign, outward = (-1.0, -math.inf) if smallest else (1.0, math.inf)
     bound = sign * sum_up(sign * top, sign * bound + _rounding(z, rows.radius, rows.tau, top))
     bound = torch.where(bound.isfinite(), bound, value.detach())
-    return WorstLogSumExp(rows.reduced(value), rows.restored(delta * rows.tau, 0.0), rows.reduced(bound, outward))
+    return WorstLogSumExp(rows.reduced(value), rows.perturbation(delta, norm), rows.reduced(bound, outward))
 
 
 def _rounding(z: Tensor, radius: Tensor, tau: float | Tensor, top: Tensor) -> Tensor:

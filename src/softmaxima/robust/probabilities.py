@@ -23,7 +23,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.lse import logsumexp
-from softmaxima.robust.arguments import check_norm, is_broken, moved, prepared
+from softmaxima.robust.arguments import check_norm, check_untransformed, is_broken, moved, prepared
 from softmaxima.robust.corners import corner, is_own
 from softmaxima.robust.intervals import bounds_at, is_tight, ordered, parameters
 from softmaxima.robust.margins import falls
@@ -87,11 +87,13 @@ def worst_probabilities(
     name = "worst_probabilities"
     found = find_map(map, name)
     norm = check_norm(name, norm)
+    if searched := norm == 2.0 and found.name in SOFTMAX:
+        check_untransformed(name, "the worst case of softmax under ℓ2")
     rows = prepared(name, x, radius, dim, temperature, where, x if found.properties.shift_invariant else None)
     scores = as_scores(name, x)
     values = parameters(name, found, params, scores if scores.ndim else scores.reshape(1), rows.dim)
     n = rows.z.shape[-1]
-    block = 1 if norm == 2.0 and found.name in SOFTMAX else max(1, n)
+    block = 1 if searched else max(1, n)
     place = torch.arange(n, device=rows.z.device)
     parts = [
         worst_at(found, rows.z, rows.radius, norm, classes.expand(*rows.z.shape[:-1], -1), values) for classes in place.split(block)

@@ -28,6 +28,12 @@ from softmaxima.secure.library import ONE_AT_A_TIME, apart, runtime
 AT_ONCE = 0.5  # seconds after a party was ended, in which others that go with it are named too
 GRACE = 5.0  # seconds for the others to tell, after one told that it cannot go on
 START = 20.0  # seconds in which a party may start, before its own time begins
+PROGRAM = """
+import json, sys
+sys.path[:], order = json.loads(sys.stdin.readline())
+from softmaxima.secure.party import take_part
+take_part(order)
+"""
 
 Value = TypeVar("Value", float, np.ndarray, int)
 
@@ -224,7 +230,7 @@ def together(
         addresses = [f"-P127.0.0.1:{one.getsockname()[1]}" for one in sockets]
         for party, (order, own) in enumerate(zip(orders, sockets, strict=True)):
             if party not in absent:
-                answer, errors = (open_until_then.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+                answer, errors = (open_until_then.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2))
                 parties[party] = open_until_then.enter_context(_Party(order, own, [*addresses, f"-I{party}"], answer, errors))
             own.close()  # so that nobody is reached where a party is gone
         deadline = time.monotonic() + timeout + START  # a party gives up by itself, and says who is missing
@@ -255,17 +261,16 @@ class _Party:
     def __init__(
         self, order: dict[str, Any], own: socket.socket, arguments: Sequence[str], answer: IO[str], errors: IO[str]
     ) -> None:
-        program = f"import sys; sys.path[:] = {sys.path!r}; from softmaxima.secure.party import main; main()"
         self._answer, self._errors = answer, errors
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", program, *arguments, "--no-log", "--no-uvloop"],
+            [sys.executable, "-P", "-c", PROGRAM, *arguments, "--no-log", "--no-uvloop"],
             stdin=subprocess.PIPE,
             stdout=self._answer,
             stderr=self._errors,
             text=True,
             pass_fds=[own.fileno()],
         )
-        text = json.dumps(order | {"socket": own.fileno()}) + "\n"
+        text = json.dumps([list(map(str, sys.path)), order | {"socket": own.fileno()}]) + "\n"
         self._giving = threading.Thread(target=self._give, args=(text,), daemon=True)  # who is stopped does not read
         self._giving.start()
 
@@ -308,7 +313,9 @@ def _which(told: dict[int, dict[str, Any]], status: dict[int, int | None], count
     """Who is to blame, as the beginning of a sentence. Who tells that another is missing is not, though it may be gone after."""
     failed = {party: code for party, code in status.items() if code}
     if failed:
-        ends = {party: f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed" for party, code in failed.items()}
+        names = {int(each): each.name for each in signal.Signals}  # of a real-time signal there is none
+        by = lambda number: names.get(number, f"signal {number}")
+        ends = {party: f"was ended by {by(-code)}" if code < 0 else "failed" for party, code in failed.items()}
         return f"{', '.join(f'party {party} of {count} {end}' for party, end in ends.items())} within"
     named = {gone for one in told.values() for gone in one.get("missing", ())}
     silent = {party for party, code in status.items() if code is None}
