@@ -349,7 +349,7 @@ def test_what_is_illegal_is_not_read_by_an_adaptive_temperature():
         tau.loss(values, where=where).backward()
         slopes.append(tau.temperature.rho.grad)
     torch.testing.assert_close(slopes[0], slopes[1], rtol=0, atol=0)
-    with pytest.raises(TypeError, match=r"AdaptiveTemperature\.loss: scores must be a torch\.Tensor"):
+    with pytest.raises(TypeError, match=r"AdaptiveTemperature\.loss: q must be a torch\.Tensor"):
         AdaptiveTemperature(0.3).loss([1.0, 2.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"entropy must broadcast to the states, \(2, 1\), got shape \(3,\)"):
         AdaptiveTemperature(torch.tensor([0.3, 0.4, 0.5])).loss(torch.zeros(2, 3))

@@ -145,7 +145,9 @@ def class_codes(found: Found) -> go.Figure:
         x=lengths, y=each, mode="lines+markers", line={"color": BLUE}, marker={"size": 4}, showlegend=False, row=1, col=3
     )
     plot.add_hline(y=math.log2(3), line={"color": GREY, "width": 1, "dash": "4px,3px"}, row=1, col=3)  # type: ignore[arg-type]
-    plot.update_xaxes(showgrid=False, row=1, col=1).update_xaxes(showgrid=False, row=1, col=2)
+    for column in (1, 2):
+        plot.update_xaxes(title="first feature", showgrid=False, row=1, col=column)
+        plot.update_yaxes(title="second feature", row=1, col=column)
     return plot.update_xaxes(title="K", row=1, col=3).update_yaxes(range=[1.55, 2.02], row=1, col=3)
 
 

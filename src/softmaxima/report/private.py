@@ -69,6 +69,10 @@ def private_picture(added: Sequence[private_sums.Sum], voted: Sequence[private_s
             x=[private_sums.EPSILONS[0], private_sums.EPSILONS[-1]], y=[100 * fmean(each.plain)] * 2, mode="lines",
             line={"color": colour, "dash": "dot", "width": 1}, showlegend=False, row=1, col=2,
         )  # fmt: skip
+    plot.add_scatter(
+        x=[None], y=[None], mode="lines", line={"color": "#666666", "dash": "dot", "width": 1}, name="without noise",
+        legend="legend2", row=1, col=2,
+    )  # fmt: skip
     plot.update_xaxes(type="log", title="ε", tickvals=private_sums.EPSILONS)
     plot.update_yaxes(type="log", dtick=1, row=1, col=1)
     return plot
@@ -118,7 +122,7 @@ def shared_picture(found: Sequence[shared_sums.Evaluation]) -> go.Figure:
     _line(plot, 2, [each.bits for each in by_bits], [each.stated for each in by_bits], "stated", COLOURS[1])
     plot.update_xaxes(type="log", title="scores", tickvals=[each.n for each in own], row=1, col=1)
     plot.update_xaxes(title="fractional bits", tickvals=[each.bits for each in by_bits], row=1, col=2)
-    plot.update_yaxes(type="log", exponentformat="power")
+    plot.update_yaxes(type="log", dtick=1).update_yaxes(exponentformat="power", row=1, col=2)
     return plot
 
 

@@ -161,7 +161,9 @@ def picture(study: Study) -> go.Figure:
             error_y={"array": errors}, mode="lines+markers", marker={"size": 8, "symbol": symbol},
             line={"color": "#666666", "width": 1}, name=f"detector by {statistic}", row=1, col=3,
         )  # fmt: skip
-    plot.add_hline(y=0.5, line={"dash": "dot", "color": "#999999"}, row=1, col=3)  # type: ignore[arg-type]
+    chance = {"annotation_text": "chance", "annotation_position": "top left", "row": 1, "col": 3}
+    plot.add_hline(y=0.5, line={"dash": "4px,3px", "color": "#999999", "width": 1}, **chance)  # type: ignore[arg-type]
+    plot.update_yaxes(range=[0.45, 1.02], row=1, col=3)
     plot.update_xaxes(title="accuracy, %", gridcolor="#e6e6e6", showgrid=True, row=1, col=1)
     plot.update_xaxes(title="τ at test time", type="log", dtick=1, row=1, col=2)
     attackers = [attacker.replace(" ", "<br>", 1) for attacker in KNOWING]
