@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_scores, check_dim, check_tensor
+from softmaxima.core.arguments import as_scores, check_dim, check_scores, check_tensor
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_number, described
@@ -117,7 +117,7 @@ class MixtureOfMaps(nn.Module):
         return GATES[self.gate](g, temperature=tau() if isinstance(tau, nn.Module) else tau)
 
     def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        check_tensor(type(self).__name__, "scores", x)
+        check_scores(type(self).__name__, check_tensor(type(self).__name__, "scores", x))
         return self._mixed([map(x, where=where) for map in self.maps])
 
     def _mixed(self, p: Sequence[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -221,7 +222,8 @@ def test_what_a_party_cannot_import_is_told(monkeypatch: pytest.MonkeyPatch):
 
 
 EVALUATES = """
-import os, sys, numpy as np, softmaxima as sm
+import os, pathlib, sys, numpy as np, softmaxima as sm
+sys.path.insert(0, pathlib.Path("."))  # which Python leaves out
 for stream in map(int, sys.argv[1:]): os.close(stream)
 found = sm.secure.evaluate("argmax", [np.ones(2), np.zeros(1), np.zeros(1)], bounds=(-4, 4), bits=20).value
 open("found", "w").write(str(found))
@@ -234,7 +236,8 @@ def test_parties_import_what_their_parent_would_and_need_no_standard_streams(str
     (tmp_path / "elsewhere" / "gmpy2.py").write_text("open('ran', 'w')")  # is of whoever owns that folder
     (tmp_path / "program.py").write_text(EVALUATES)
     command = [sys.executable, str(tmp_path / "program.py"), *streams.split()]
-    subprocess.run(command, cwd=tmp_path / "elsewhere", check=True, timeout=120)
+    odd = os.environ | {"PYTHONIOENCODING": "utf-16-le"}
+    subprocess.run(command, cwd=tmp_path / "elsewhere", env=odd, check=True, timeout=120)
     assert (tmp_path / "elsewhere" / "found").read_text() == "0"
     assert not (tmp_path / "elsewhere" / "ran").exists()
 

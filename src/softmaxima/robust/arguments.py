@@ -108,10 +108,11 @@ def within_range(name: str, what: str, value: Tensor, tau: float | Tensor = 1.0)
     if not is_concrete(beyond):
         return torch.where(beyond, math.nan, value)
     if bool(beyond.any()):
-        got, least = float(size.expand_as(beyond)[beyond].amax()), float(torch.as_tensor(tau, dtype=torch.float64).amin())
+        got, at = size.expand_as(beyond)[beyond].max(0)
+        divisor = float(torch.as_tensor(tau, dtype=torch.float64).expand_as(beyond)[beyond][at])
         raise ValueError(
             f"{name}: {what} must be at most 2^960 = {LARGEST:.2g} in size, also over the temperature, so that sums stay finite, "
-            f"got {got!r}{'' if least >= 1 else f' and a temperature down to {least:.3g}'}; divide scores (or inputs), radius and "
+            f"got {float(got)!r}{'' if got > LARGEST else f' over {divisor:.3g}'}; divide scores (or inputs), radius and "
             "temperature by the same number"
         )
     return value

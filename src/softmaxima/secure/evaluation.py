@@ -30,7 +30,7 @@ GRACE = 5.0  # seconds for the others to tell, after one told that it cannot go 
 START = 20.0  # seconds in which a party may start, before its own time begins
 PROGRAM = """
 import json, sys
-sys.path[:], order = json.loads(sys.stdin.readline())
+sys.path[:], order = json.loads(sys.stdin.buffer.readline())
 from softmaxima.secure.party import take_part
 take_part(order)
 """
@@ -267,17 +267,17 @@ class _Party:
             stdin=subprocess.PIPE,
             stdout=self._answer,
             stderr=self._errors,
-            text=True,
             pass_fds=[own.fileno()],
         )
-        text = json.dumps([list(map(str, sys.path)), order | {"socket": own.fileno()}]) + "\n"
-        self._giving = threading.Thread(target=self._give, args=(text,), daemon=True)  # who is stopped does not read
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python leaves others out
+        line = json.dumps([path, order | {"socket": own.fileno()}]).encode() + b"\n"
+        self._giving = threading.Thread(target=self._give, args=(line,), daemon=True)  # who is stopped does not read
         self._giving.start()
 
-    def _give(self, text: str) -> None:
+    def _give(self, line: bytes) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it may be gone
-            self.process.stdin.write(text)
+            self.process.stdin.write(line)
             self.process.stdin.flush()
 
     def __enter__(self) -> _Party:
