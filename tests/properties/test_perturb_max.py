@@ -173,6 +173,16 @@ def test_derivatives_have_an_end_where_squares_of_scores_have_none(noise: Any):
         assert bend.isfinite().all()
 
 
+@NOISES
+def test_the_diagonal_of_the_jacobian_is_that_of_the_matrix_without_one(noise: Any):
+    for x in (normal(4, 5), 30 * normal(3, 7), torch.tensor([[0.0, -math.inf, -1.0], [-math.inf] * 3, [2.0, 2.0, 2.0]]).double()):
+        scale = torch.full((len(x), 1), 0.7, dtype=torch.float64)
+        local = PERTURB_MAX.sensitivity(sm.perturb_max(x, noise=noise, scale=scale), x, noise=noise, scale=scale)
+        torch.testing.assert_close(local.s, local.matrix(1.0).diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=1e-15)
+    wide = normal(1, 20_000)
+    assert PERTURB_MAX.sensitivity(wide.softmax(-1), wide, noise=noise, scale=1.0).s.shape == wide.shape  # n² would be 3 GB
+
+
 @MILD
 def test_by_every_way_it_is_the_same(noise: Any):
     """Where values cannot be read there are more nodes."""

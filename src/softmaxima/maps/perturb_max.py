@@ -241,7 +241,18 @@ class Mixture(Form):
 
     @property
     def s(self) -> Tensor:
-        return self.matrix(1.0).diagonal(dim1=-2, dim2=-1)
+        """The diagonal, (1/σ) ∫ a_i Σ_{j≠i} a_j e^L dz."""
+        if 0 in sizes(self.u):
+            return self.p
+        is_top = torch.zeros_like(self.u, dtype=torch.bool).scatter(-1, self.u.detach().argmax(-1, keepdim=True), True)
+        nodes, weights, _ = self.noise.rule(self.u)
+        v = torch.zeros_like(self.u)
+        for block in in_blocks(nodes, self.u):
+            level, rate = at_nodes(self.noise.at, nodes[block], self.u)
+            lower = rate.masked_fill(is_top, 0.0)  # the sum of these has the digits that that of all may not have
+            others = lower.sum(-1, keepdim=True) - lower + torch.where(is_top, 0.0, (rate - lower).sum(-1, keepdim=True))
+            v = v + halved_sum(weights[block] * level.exp() * rate * others)
+        return narrowed(v / self.scale + self.nothing, self.p.dtype)
 
     @property
     def q(self) -> Tensor:
