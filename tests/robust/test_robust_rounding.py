@@ -187,7 +187,7 @@ def test_numbers_too_large_for_sums_are_refused(call: Callable[[float], Any], si
 
 
 def test_a_radius_is_refused_with_the_temperature_that_makes_it_large():
-    tau = torch.tensor([[1e-200], [1.0], [1.0]], dtype=torch.float64)
+    tau = torch.tensor([[1e-200], [1.0], [1.0]], dtype=torch.float64, requires_grad=True)
     for call in (
         lambda: robust.worst_logsumexp(ROWS, 1e200, temperature=tau),
         lambda: robust.worst_probabilities("softmax", ROWS, 1e200, temperature=tau),

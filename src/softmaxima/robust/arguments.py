@@ -109,10 +109,10 @@ def within_range(name: str, what: str, value: Tensor, tau: float | Tensor = 1.0)
         return torch.where(beyond, math.nan, value)
     if bool(beyond.any()):
         got, at = size.expand_as(beyond)[beyond].max(0)
-        divisor = float(torch.as_tensor(tau, dtype=torch.float64).expand_as(beyond)[beyond][at])
+        divisor = float(torch.as_tensor(tau, dtype=torch.float64).detach().expand_as(beyond)[beyond][at])
         raise ValueError(
             f"{name}: {what} must be at most 2^960 = {LARGEST:.2g} in size, also over the temperature, so that sums stay finite, "
-            f"got {float(got)!r}{'' if got > LARGEST else f' over {divisor:.3g}'}; divide scores (or inputs), radius and "
+            f"got {float(got)!r}{'' if got > LARGEST else f' over {divisor!r}'}; divide scores (or inputs), radius and "
             "temperature by the same number"
         )
     return value
