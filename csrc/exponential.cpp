@@ -1,4 +1,4 @@
-// softmax, elastic softmax, rectified softmax, log_softmax and logsumexp, and the derivative of logsumexp.
+// softmax, elastic softmax, rectified softmax, log_softmax and logsumexp, with what is kept of it, and its derivative.
 
 #include "lines.h"
 
@@ -13,12 +13,28 @@ struct LogSumExpValue : LogSumExp<T> {
     double *maxima, *log_sums;  // may be null
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
-        const LogSum result = LogSumExp<T>::result(row, ExpSum<C>::of(parts, count), false);
+        const LogSum result = LogSumExp<T>::result(row, ExpSum<C>::of(parts, count), Digits::value);
         narrow(result.value(row.tau), out[row.index]);
         if (maxima) {
             maxima[row.index] = result.maximum;
             log_sums[row.index] = result.log_sum + result.lost;
         }
+        return true;
+    }
+
+    bool emit(const Row<T>&, int64_t, int64_t, Part&, Scratch<C>&) const { return true; }
+};
+
+template <class T>
+struct Rest : LogSumExp<T> {
+    using typename LogSumExp<T>::Part;
+    using C = compute_t<T>;
+    double *maxima, *rests;
+
+    bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
+        const LogSum result = LogSumExp<T>::result(row, ExpSum<C>::of(parts, count), Digits::rest);
+        maxima[row.index] = result.maximum;
+        rests[row.index] = expm1(result.log_sum, result.lost);
         return true;
     }
 
@@ -32,7 +48,7 @@ struct LogSoftmax : LogSumExp<T> {
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
         const auto sum = ExpSum<C>::of(parts, count);
-        LogSum result = LogSumExp<T>::result(row, sum, true);
+        LogSum result = LogSumExp<T>::result(row, sum, Digits::log_sum);
         if (result.maximum == NOTHING) result.maximum = 0;  // −∞ − 0 is −∞, and −∞ − (−∞) is not
         if (result.maximum == -NOTHING) result.log_sum = std::numeric_limits<double>::quiet_NaN();
         for (int i = 0; i < count; ++i) parts[i].result = result;
@@ -102,6 +118,17 @@ bool forward_logsumexp(const SoftmaximaForward* call, T*) {
     return for_each_row_or_column<T>(call->rows, nullptr, kernel, 0.7, by_column);
 }
 
+template <class T>
+bool forward_rest(const SoftmaximaForward* call, T*) {
+    Rest<T> kernel;
+    kernel.maxima = call->states;
+    kernel.rests = call->states + call->rows.outer * call->rows.inner;
+    const auto by_column = [&](auto& columns, auto*, int64_t, int64_t index, Scratch<compute_t<T>>& scratch) {
+        return columns.rests(kernel.maxima + index, kernel.rests + index, scratch);
+    };
+    return for_each_row_or_column<T>(call->rows, nullptr, kernel, 0.7, by_column);
+}
+
 // ∂LSE/∂x = softmax(x/τ)/τ, times g.
 template <class T>
 bool logsumexp_backward(const SoftmaximaBackward* call, T*) {
@@ -155,6 +182,10 @@ int logsumexp(const SoftmaximaForward* call) {
     return with_dtype(call->rows.dtype, [=](auto type) { return forward_logsumexp(call, type); });
 }
 
+int logsumexp_rest(const SoftmaximaForward* call) {
+    return with_dtype(call->rows.dtype, [=](auto type) { return forward_rest<element<decltype(type)>>(call, type); });
+}
+
 int logsumexp_backward(const SoftmaximaBackward* call) {
     return with_dtype(call->rows.dtype, [=](auto type) { return logsumexp_backward(call, type); });
 }
@@ -166,4 +197,5 @@ SOFTMAXIMA_KERNEL(elastic_softmax, Forward)
 SOFTMAXIMA_KERNEL(rectified_softmax, Forward)
 SOFTMAXIMA_KERNEL(log_softmax, Forward)
 SOFTMAXIMA_KERNEL(logsumexp, Forward)
+SOFTMAXIMA_KERNEL(logsumexp_rest, Forward)
 SOFTMAXIMA_KERNEL(logsumexp_backward, Backward)

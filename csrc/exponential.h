@@ -393,6 +393,10 @@ template <class T, class C>
     }
 }
 
+// What is to have its digits: LSE itself, or beside it LSE less the largest z, which is near 0 in a row of one large score, or the sum
+// of all that are not that score, which is the same but for less: where it is small.
+enum class Digits { value, log_sum, rest };
+
 // log m + log(1 + r/m), m scores at the maximum and r = Σ exp(z − maximum) over the others, within 2 ulp in double.
 template <class W, class T>
 [[gnu::noinline]] LogSum log_sum_of_gaps(const Row<T>& row, double maximum) {
@@ -405,11 +409,19 @@ template <class W, class T>
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
             const C* x = row.raw(i, length, buffer);
+            if constexpr (narrow) {
+#pragma omp simd reduction(+ : rest)
+                for (int64_t j = 0; j < length; ++j) {
+                    const double z = gap(x[j], maximum, row.scale), e = exponential(z);
+                    rest += z < 0 ? e : 0.0;
+                }
+            } else {
 #pragma omp simd reduction(+ : rest, lost)
-            for (int64_t j = 0; j < length; ++j) {
-                double low = 0;
-                const double z = narrow ? gap(x[j], maximum, row.scale) : gap(x[j], maximum, row.tau, row.scale, low), e = exponential(z);
-                add_exactly(z < 0 ? e + e * low : 0.0, rest, lost);
+                for (int64_t j = 0; j < length; ++j) {
+                    double low = 0;
+                    const double z = gap(x[j], maximum, row.tau, row.scale, low), e = exponential(z);
+                    add_exactly(z < 0 ? e + e * low : 0.0, rest, lost);
+                }
             }
 #pragma omp simd reduction(+ : count)
             for (int64_t j = 0; j < length; ++j) count += gap(x[j], maximum, row.scale) < 0 ? 0.0 : 1.0;
@@ -446,22 +458,24 @@ struct LogSumExp {
         return true;
     }
 
-    // Where `exact` is true log_sum is exact relative to itself, else relative to 1.
-    static LogSum result(const Row<T>& row, const ExpSum<W>& sum, bool exact) {
+    static LogSum result(const Row<T>& row, const ExpSum<W>& sum, Digits digits) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         if (double(sum.maximum) == infinity && row.n > 0) return {infinity, has_nan(row) ? std::numeric_limits<double>::quiet_NaN() : 0.0, 0};
         if (sum.sum() == 0) return {NOTHING, 0, 0};
         const double maximum = row.anchor == 0 ? double(sum.maximum) : row.anchor;  // z of an anchor is 0
-        return near(row, sum.log_sum(maximum, maximum - row.anchor), exact);
+        return near(row, sum.log_sum(maximum, maximum - row.anchor), digits);
     }
 
     // Whether a sum in W lacks digits that its logarithm, or LSE itself, has near 0.
-    static bool is_near(const LogSum& result, double tau, bool exact) { return std::fabs(result.value(tau)) < 2.0 || (exact && result.log_sum < NEAR<W>); }
+    static bool is_near(const LogSum& result, double tau, Digits digits) {
+        if (digits == Digits::rest) return result.log_sum < 0.5;
+        return std::fabs(result.value(tau)) < 2.0 || (digits == Digits::log_sum && result.log_sum < NEAR<W>);
+    }
 
     // With those digits.
-    static LogSum near(const Row<T>& row, LogSum result, bool exact) {
-        if (!is_near(result, row.tau, exact)) return result;
-        return sizeof(T) == sizeof(double) && !exact ? log_sum_of_gaps<long double>(row, result.maximum) : log_sum_of_gaps<double>(row, result.maximum);
+    static LogSum near(const Row<T>& row, LogSum result, Digits digits) {
+        if (!is_near(result, row.tau, digits)) return result;
+        return sizeof(T) == sizeof(double) && digits == Digits::value ? log_sum_of_gaps<long double>(row, result.maximum) : log_sum_of_gaps<double>(row, result.maximum);
     }
 
     static bool has_nan(const Row<T>& row) {
@@ -545,7 +559,7 @@ struct Softmax {
         }
         LogSum result = {};
         if (with_conjugate) {
-            result = LogSumExp<T>::result(row, sum, true);
+            result = LogSumExp<T>::result(row, sum, Digits::log_sum);
             if (kind == Kind::elastic) result = result.with_sink(*row.theta, row.tau);
         }
         for (int i = 0; i < count; ++i) {

@@ -49,7 +49,7 @@ struct alignas(LINE) Group {
     template <class U>
     bool logsumexp(U* out, Scratch<C>& scratch) {
         sum<false>(false, nullptr, 0);
-        if (!log_sums(false, scratch)) return false;
+        if (!log_sums(Digits::value, scratch)) return false;
         for (int64_t j = 0; j < width_; ++j) narrow(log_sum_of(j).value(tau[j]), out[j]);
         return true;
     }
@@ -62,10 +62,21 @@ struct alignas(LINE) Group {
         }
     }
 
+    // The largest x, and Σ exp((x − that)/τ) without it.
+    bool rests(double* maxima, double* rests, Scratch<C>& scratch) {
+        sum<true>(false, nullptr, 0);
+        if (!log_sums(Digits::rest, scratch)) return false;
+        for (int64_t j = 0; j < width_; ++j) {
+            maxima[j] = double(top[j]);
+            rests[j] = expm1(log_sum[j], lost[j]);
+        }
+        return true;
+    }
+
     template <class U>
     bool log_softmax(U* out, int64_t step, Scratch<C>& scratch) {
         sum<true>(false, nullptr, 0);
-        if (!log_sums(true, scratch)) return false;
+        if (!log_sums(Digits::log_sum, scratch)) return false;
         for (int64_t j = 0; j < width_; ++j)
             if (top[j] == -nothing) log_sum[j] = std::numeric_limits<double>::quiet_NaN();
         self().emit_log(out, step);
@@ -144,13 +155,13 @@ struct alignas(LINE) Group {
         self().emit_terms(rectified, kept, ratios, share, out, step);
     }
 
-    // LSE of each row from its sum, or where `exact` from such a one LSE less the largest z, exact relative to itself.
-    bool log_sums(bool exact, Scratch<C>& scratch) {
+    // LSE of each row from its sum, which is an exact one where other digits are wanted than those of its value.
+    bool log_sums(Digits digits, Scratch<C>& scratch) {
         bool by_gaps = false;
         if constexpr (sizeof(C) == sizeof(float)) {
             using F = Format<double>;
             alignas(LINE) double value[WIDTH];
-            const double with_top = exact ? 0 : 1;
+            const double with_top = digits == Digits::value ? 1 : 0;
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
                 const double above = (double(shift_[j]) - z_top(j)) + double(power_[j]) * F::log_2_high;
@@ -158,21 +169,21 @@ struct alignas(LINE) Group {
                 lost[j] = 0;
                 value[j] = std::fabs(double(top[j]) * with_top + log_sum[j]);
             }
-            if (!scaled_ && all_do(value, exact ? least() : 2.0)) return true;
+            if (!scaled_ && all_do(value, digits == Digits::value ? 2.0 : least())) return true;
             for (int64_t j = 0; j < WIDTH; ++j)
                 if (!(mass[j] > 0 && mass[j] < -NOTHING)) log_sum[j] = mass[j] == 0 ? NOTHING : mass[j];
             int64_t near_zero = 0;
-            for (int64_t j = 0; j < width_; ++j) near_zero += is_finite(j) && is_near(j, exact);
+            for (int64_t j = 0; j < width_; ++j) near_zero += is_finite(j) && is_near(j, digits);
             by_gaps = near_zero * (80 + n_) > 26 * n_ && self().log_sums_of_gaps();  // takes less than one after the other
         } else {
             for (int64_t j = 0; j < width_; ++j) set(j, sum_of(j).log_sum(double(top[j]), z_top(j)));
         }
         for (int64_t j = 0; j < width_; ++j) {
-            if (is_finite(j) && (by_gaps || !is_near(j, exact))) continue;
+            if (is_finite(j) && (by_gaps || !is_near(j, digits))) continue;
             Row<C> row = row_at(j, scratch);
             if (!row.x) return false;
             row.anchor = anchor_[j];
-            set(j, LogSumExp<C>::result(row, sum_of(j), exact));
+            set(j, LogSumExp<C>::result(row, sum_of(j), digits));
         }
         return true;
     }
@@ -242,8 +253,9 @@ struct alignas(LINE) Group {
     double least() const { return 8e-9 * double(n_); }
 
     // Whether the digits of the sum do not do.
-    bool is_near(int64_t j, bool exact) const {
-        return exact && sizeof(C) == sizeof(float) ? log_sum[j] < least() : LogSumExp<C>::is_near(log_sum_of(j), tau[j], exact);
+    bool is_near(int64_t j, Digits digits) const {
+        const bool of_exact_floats = digits != Digits::value && sizeof(C) == sizeof(float);
+        return of_exact_floats ? log_sum[j] < least() : LogSumExp<C>::is_near(log_sum_of(j), tau[j], digits);
     }
 
     // Where one term is most of a sum in float, so is the rounding of that term.

@@ -26,7 +26,8 @@ struct SoftmaximaRows {
 struct SoftmaximaForward {
     SoftmaximaRows rows;
     void* out;       // [outer, n, inner]; for logsumexp [outer, inner]
-    double* states;  // of logsumexp and logcumsumexp [2, …]: the largest x, and LSE(x/τ) less that over τ
+    double* states;  // of logsumexp and logcumsumexp [2, …]: the largest x, and LSE(x/τ) less that over τ; of logsumexp_rest, which
+                     // has no out, the largest x and Σ exp((x − that)/τ) − 1
 };
 
 // out = ∂⟨g, map(x/τ)⟩/∂x

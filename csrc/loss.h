@@ -336,7 +336,7 @@ struct alignas(LINE) ExponentialGroup {
 
     bool prepare(C* out, int64_t step, Scratch<C>& scratch) {
         group.template sum<true>(false, out, step);
-        if (!group.log_sums(true, scratch)) return false;
+        if (!group.log_sums(Digits::log_sum, scratch)) return false;
         if (kind == Kind::elastic) {
             group.log_sums_with_sinks(conjugate);
             group.add_sinks();

@@ -84,7 +84,7 @@ struct LogMeanExp : LogSumExp<T, double> {
     }
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>& scratch) const {
-        put(row, LogSumExp<T, double>::result(row, ExpSum<double>::of(parts, count), false), scratch);
+        put(row, LogSumExp<T, double>::result(row, ExpSum<double>::of(parts, count), Digits::value), scratch);
         return true;
     }
 

@@ -64,7 +64,7 @@ struct State : LogSumExp<T, double> {
             if (parts[i].highest >= whole.highest) include(whole, parts[i].highest, parts[i].count);
         const double top = double(whole.highest);
         const ExpSum<double> sum = ExpSum<double>::of(parts, count);
-        const LogSum result = LogSumExp<T, double>::result(row, sum, true);
+        const LogSum result = LogSumExp<T, double>::result(row, sum, Digits::log_sum);
         const double ties = double(whole.count);
         double rest = ties * std::expm1((result.log_sum - std::log(ties)) + result.lost);
         if (result.log_sum >= NEAR<double>) rest = sum.sum() * exp_of({sum.origin.above(top - row.anchor)}) - ties;  // of more digits

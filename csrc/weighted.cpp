@@ -192,7 +192,7 @@ bool rough_sum(Row<T> row, const B* b, Scratch<float>& scratch, Signed& result) 
     if (!(total.size <= CANCELLED * sum && total.size >= LIGHTEST && total.weight <= HEAVIEST)) return false;
     const double top = row.tau == 1.0 ? double(total.top) : row.anchor, z = row.tau == 1.0 ? top : 0.0;
     result = {{top, std::log(sum) + origin.above(z), 0}, total.sum > 0 ? 1.0 : -1.0};
-    return !LogSumExp<T>::is_near(result.log, row.tau, false);
+    return !LogSumExp<T>::is_near(result.log, row.tau, Digits::value);
 }
 
 template <class T, class B>

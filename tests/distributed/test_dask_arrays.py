@@ -286,6 +286,20 @@ def test_the_same_call_has_the_same_keys() -> None:
     assert sm.dask.softmax(x, 0).name != sm.dask.softmax(x, 1).name
 
 
+def test_a_loss_or_map_of_a_registered_name_is_another() -> None:
+    x, labels = da.from_array(normal(5, 9, seed=1), chunks=(5, 3)), np.arange(5)
+    named = replace(LOSSES["cross_entropy"], row_form=LOSSES["sparsemax_loss"].row_form)
+    both = dask.compute(sm.dask.chunked_loss(named, x, labels), sm.dask.cross_entropy(x, labels))
+    alone = [lazy.compute() for lazy in (sm.dask.chunked_loss(named, x, labels), sm.dask.cross_entropy(x, labels))]
+    assert list(both) == alone
+    assert alone[0] == pytest.approx(sm.sparsemax_loss(x.compute(), labels))
+    mapped = replace(MAPS["softmax"], blocks=MAPS["sparsemax"].blocks)
+    assert sm.dask.chunked_map(mapped, x).name != sm.dask.softmax(x).name
+    for own, what in ((named, "loss"), (mapped, "map")):
+        with pytest.raises(pickle.PicklingError, match=f"only a registered {what} can be pickled"):
+            pickle.dumps(own)
+
+
 def test_a_chunk_takes_the_thread_that_dask_gave_it() -> None:
     seen: set[int] = set()
 
@@ -432,6 +446,11 @@ def test_states_are_merged_as_many_at_a_time_as_is_said(monkeypatch: pytest.Monk
         with dask.config.set(split_every=split_every):
             assert apart(sm.dask.logsumexp(lazy, dim).compute(), sm.logsumexp(x, dim)) <= 4e-16
         assert max(merges) == most
+    rows = da.from_array(normal(27, 4, seed=2), chunks=(1, 4))
+    few, many = (
+        len(sm.dask.cross_entropy(rows, np.zeros(27, np.int64), reduction="sum", split_every=number).dask) for number in (27, 2)
+    )
+    assert few < many
 
 
 def test_without_dask_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

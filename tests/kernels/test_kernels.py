@@ -542,6 +542,37 @@ def test_logsumexp_kernels_on_random_calls():
 
 
 @needs_library
+def test_rest_kernel_on_random_calls():
+    for seed in range(100):
+        draw = Draw(seed)
+        outer, _, inner = draw.shape
+        states = draw.memory.output(2, outer, 1, inner, dtype=torch.float64)
+        pack = lambda threads, draw=draw, states=states: interface.FORWARD(*draw.fields(threads), 0, states.data_ptr())
+        (found,) = run_on_threads(interface.find_function("logsumexp_rest"), pack, draw, [states])
+        top, rest = (draw.as_rows(state)[:, 0] for state in found)
+        expected = draw.raw.double().amax(-1)
+        torch.testing.assert_close(top[~draw.wrong], expected[~draw.wrong], rtol=0, atol=0)
+        scaled = expected / draw.as_rows(draw.tau.expand(outer, 1, inner))[:, 0]
+        sums = torch.where(expected.abs() == INF, 0.0, (draw.z - scaled.unsqueeze(-1)).exp().sum(-1) - 1)
+        digits = 1e-11 if draw.dtype == torch.float64 else TOLERANCE[torch.float32]
+        torch.testing.assert_close(rest, torch.where(draw.wrong, NAN, sums), atol=1e-11, rtol=digits, equal_nan=True)
+
+
+@needs_library
+@pytest.mark.parametrize("columns", [False, True])
+def test_the_rest_keeps_its_digits_beside_a_large_score(dtype: torch.dtype, columns: bool):
+    for n, peak in ((5, 30.0), (70, 12.0), (3000, 16.0), (3000, 4.0)):
+        x = normal(9, n, dtype=dtype)
+        x[:, n // 2] += peak
+        x = x.t().contiguous().t() if columns else x
+        top, rest = native.logsumexp_rest(x, 0.9, None)
+        wide = x.double()
+        terms = ((wide - top.unsqueeze(-1)) / 0.9).exp()
+        others = terms.masked_fill(wide == top.unsqueeze(-1), 0.0).sum(-1) + ((wide == top.unsqueeze(-1)).sum(-1) - 1)
+        torch.testing.assert_close(rest, others, rtol=2e-15 * n**0.5 if dtype == torch.float64 else 2.0**-20, atol=0)
+
+
+@needs_library
 def test_log_mean_exp_kernel_on_random_calls():
     for seed in range(200):
         draw = Draw(seed)

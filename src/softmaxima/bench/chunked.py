@@ -16,7 +16,7 @@ import numpy as np
 
 import softmaxima as sm
 
-SCORES = 2**25
+SCORES = 2**27
 TURNS = 7
 PEAK = 30.0  # as that of the label in a row of a classifier that is trained
 
@@ -46,18 +46,20 @@ class Found:
     apart: float  # the largest relative difference
 
 
-ROWS, LONG = (2048, SCORES // 2048), (SCORES,)
+ROWS, LONG = (8192, SCORES // 8192), (SCORES,)
+WIDE, TALL = (2048, 4096), (8192, 1024)
 CASES = (
-    Case("memory", "float64", ROWS, (512, 4096), 1),
-    Case("memory", "float32", ROWS, (512, 4096), 1),
-    Case("memory", "float64", ROWS, (512, 4096), 1, PEAK),
-    Case("memory", "float32", ROWS, (512, 4096), 1, PEAK),
-    Case("memory", "float64", ROWS[::-1], (4096, 512), 0),
-    Case("memory", "float32", ROWS[::-1], (4096, 512), 0),
+    Case("memory", "float64", ROWS, WIDE, 1),
+    Case("memory", "float32", ROWS, WIDE, 1),
+    Case("memory", "float64", ROWS, WIDE, 1, PEAK),
+    Case("memory", "float32", ROWS, WIDE, 1, PEAK),
+    Case("memory", "float64", ROWS[::-1], TALL, 0),
+    Case("memory", "float32", ROWS[::-1], TALL, 0),
     Case("memory", "float64", LONG, (SCORES // 16,), 0),
     Case("memory", "float32", LONG, (SCORES // 16,), 0),
-    Case("npy", "float64", ROWS, (512, 4096), 1),
-    Case("zarr", "float64", ROWS, (512, 4096), 1),
+    Case("memory", "float32", (1024, SCORES // 8192), (256, 2048), 1),  # chunks whose work is as much Dask's as ours
+    Case("npy", "float64", ROWS, WIDE, 1),
+    Case("zarr", "float64", ROWS, WIDE, 1),
 )
 
 

@@ -15,12 +15,8 @@ from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.blocks import Part, State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts, spread
-from softmaxima.core.routing import is_native
 from softmaxima.core.temperature import over
-from softmaxima.kernels import native
 from softmaxima.kernels.devices import library
-
-NEAR_ZERO = 0.5  # of log Σ exp((x − M)/τ): below, kernels that round each term to 24 binary digits leave fewer of what is not M
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,25 +53,9 @@ class OwnPart:
         """The state of this part in a pass."""
         if self.kernels is None:
             return self.rows.begin(self.part, known)
-        if is_native(self.x) and self.x.dtype == torch.float64 and self.x.stride(-1) == 1:
-            return _exactly(self.x, self.rows.tau, self.mask)
-        _, state = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
-        top, log_mass = state.unsqueeze(-1)
-        rest = log_mass.expm1()
-        spoilt = rest.isnan()  # the largest of the others is no state
-        top = top.masked_fill(spoilt, math.nan)
-        return self._near_zero(log_mass, monoid.LogSum(top, (top > -math.inf).double(), rest.masked_fill(top.isinf(), 0.0)))
-
-    def _near_zero(self, log_mass: Tensor, state: monoid.LogSum) -> monoid.LogSum:
-        """With the digits of the sums that are little more than their largest score."""
-        near = log_mass.squeeze(-1) < NEAR_ZERO
-        if not is_native(self.x) or not bool(near.any()):
-            return state
-        if bool(near.all()):
-            return _exactly(self.x, self.rows.tau, self.mask)
-        of = lambda value: value.expand(*near.shape, value.shape[-1])[near] if isinstance(value, Tensor) and value.ndim else value
-        exact = _exactly(of(self.x), of(self.rows.tau), of(self.mask))
-        return monoid.LogSum(*(values.masked_scatter(near.unsqueeze(-1), own) for values, own in zip(state, exact, strict=True)))
+        top, rest = (value.unsqueeze(-1) for value in self.kernels.logsumexp_rest(self.x, self.rows.tau, self.mask))
+        top = top.masked_fill(rest.isnan(), math.nan)  # the largest of the others is no state
+        return monoid.LogSum(top, (top > -math.inf).double(), rest.masked_fill(top.isinf(), 0.0))
 
     def probabilities(self, state: State) -> Tensor:
         """Those of these scores, in their dtype."""
@@ -109,9 +89,3 @@ class OwnPart:
 
     def _narrow(self, values: Tensor, where: Tensor | None) -> Tensor:
         return spread(narrowed(values, self.x.dtype), where, self.part)
-
-
-def _exactly(x: Tensor, tau: float | Tensor, where: Tensor | None) -> monoid.LogSum:
-    """The state of rows, every term in double."""
-    rest, top, count = (torch.from_numpy(value).unsqueeze(-1) for value in native.logsumexp_state(x, tau, where))
-    return monoid.LogSum(top, count.double(), rest.masked_fill(top.isinf(), 0.0))

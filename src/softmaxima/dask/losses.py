@@ -9,7 +9,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import torch
-from dask.tokenize import normalize_token
+from dask.tokenize import normalize_object, normalize_token
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_per_row, check_values, moved_last
@@ -20,6 +20,7 @@ from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import merged
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, compact, matching, per_row, rows_last, stand_in
 from softmaxima.losses._classification import (
+    REGISTRY,
     Loss,
     check_class_weight,
     check_labels,
@@ -110,13 +111,15 @@ def chunked_loss(
         value = chunks.of_rows(of.value, known, np.float64)
     else:
         value = chunks.each(of.part_value, np.float64, known=known).sum(axis, keepdims=True, split_every=split_every)
-    return _reduced(value, chunks.of_rows(of.counted, known, np.float64), reduction, axis, scores.dtype.newbyteorder("="))
+    return _reduced(
+        value, chunks.of_rows(of.counted, known, np.float64), reduction, axis, split_every, scores.dtype.newbyteorder("=")
+    )
 
 
-def _reduced(value: Array, counted: Array, reduction: str, axis: int, dtype: np.dtype) -> Array:
+def _reduced(value: Array, counted: Array, reduction: str, axis: int, split_every: Any, dtype: np.dtype) -> Array:
     if reduction == "none":
         return da.map_blocks(_narrowed, value.squeeze(axis), to=dtype, dtype=dtype, meta=np.empty((0,) * (value.ndim - 1), dtype))
-    sums = [each.sum() for each in ((value,) if reduction == "sum" else (value, counted))]
+    sums = [each.sum(split_every=split_every) for each in ((value,) if reduction == "sum" else (value, counted))]
     return da.map_blocks(_narrowed, *sums, to=dtype, dtype=dtype, meta=np.empty((), dtype))
 
 
@@ -128,8 +131,8 @@ def _narrowed(value: Any, counted: Any = 1.0, *, to: np.dtype) -> np.ndarray:
 
 @normalize_token.register(Loss)
 def _token(loss: Loss) -> Any:
-    """What tells a loss from others in the keys of results, as where it is pickled."""
-    return loss.function.__module__, loss.name
+    """What tells a loss from others in the keys of results: of a registered one its name, as where it is pickled."""
+    return (loss.function.__module__, loss.name) if REGISTRY.get(loss.name) is loss else normalize_object(loss)
 
 
 @dataclass(frozen=True)

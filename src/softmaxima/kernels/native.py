@@ -379,6 +379,14 @@ def _sum(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, wide: 
     return out, states
 
 
+def logsumexp_rest(x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(the largest x [...], M; Σ exp((x − M)/τ) − 1) in double, by sums and terms of the precision of logsumexp."""
+    states = torch.empty((2, *x.shape[:-1]), dtype=torch.float64, device="cpu")
+    rows, _, _kept = _read(x, tau, where, lines=True)
+    run(find_function("logsumexp_rest"), FORWARD(*rows, *Forward(out=0, states=states.data_ptr())))
+    return states[0], states[1]
+
+
 def logsumexp_state(x: Tensor, tau: float | Tensor, where: Tensor | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `interface.logsumexp_state` says of a tensor [..., n]."""
     rows, _, _kept = _read(x, tau, where)

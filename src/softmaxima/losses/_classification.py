@@ -5,9 +5,11 @@ A loss turns a `Batch` into one value a row; `Batch` says what the target's expe
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import math
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -633,8 +635,12 @@ class Loss:
         object.__setattr__(self, "own_options", own)
         object.__setattr__(self, "takes_any", any(p.kind is p.VAR_KEYWORD for p in known))
 
-    def __reduce__(self) -> Any:  # as a pickled map, by its name
-        return _registered, (self.name,)
+    def __reduce__(self) -> Any:
+        if REGISTRY.get(self.name) is not self:
+            raise pickle.PicklingError(
+                f"{self.name}: only a registered loss can be pickled; call register(loss) where it is defined"
+            )
+        return _registered, (self.function.__module__, self.name)
 
     def __deepcopy__(self, memo: Any) -> Loss:
         return self
@@ -726,7 +732,9 @@ class Loss:
 REGISTRY: dict[str, Loss] = {}
 
 
-def _registered(name: str) -> Loss:
+def _registered(module: str, name: str) -> Loss:
+    """The loss that importing the module registers, as a pickled map."""
+    importlib.import_module(module)
     return REGISTRY[name]
 
 

@@ -295,10 +295,11 @@ void check_probabilities(const std::string& name, const Problem& problem, const 
 void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
     Problem problem(long_row);
     const bool one_a_row = kernel.name == "logsumexp" || kernel.name == "log_mean_exp", cumulative = kernel.name == "logcumsumexp";
+    const bool rest = kernel.name == "logsumexp_rest";
     problem.choose_theta(kernel.name);
     std::vector<Bytes> outputs(2);
-    outputs[0].resize(size_t((one_a_row ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
-    outputs[1].resize(size_t(kernel.name == "logsumexp" ? problem.rows_count() * 16 : cumulative ? problem.scores() * 16 : 0));
+    outputs[0].resize(size_t(rest ? 0 : (one_a_row ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
+    outputs[1].resize(size_t(rest || kernel.name == "logsumexp" ? problem.rows_count() * 16 : cumulative ? problem.scores() * 16 : 0));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
         const SoftmaximaForward call = {problem.rows(threads), outputs[0].data(), outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);

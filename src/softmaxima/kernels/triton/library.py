@@ -69,6 +69,12 @@ def logsumexp(x: Tensor, tau: Number, where: Tensor | None, *, wide: bool) -> tu
     return (top + log_sum).to(x.dtype), states
 
 
+def logsumexp_rest(x: Tensor, tau: Number, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(the largest x [...], M; Σ exp((x − M)/τ) − 1) in double."""
+    _, (maximum, log_sum) = logsumexp(x, tau, where, wide=True)
+    return maximum, log_sum.expm1()
+
+
 def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: Number, where: Tensor | None) -> Tensor:
     """g · softmax(x/τ)/τ, from the states of `logsumexp`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
