@@ -475,7 +475,8 @@ struct LogSumExp {
     // With those digits.
     static LogSum near(const Row<T>& row, LogSum result, Digits digits) {
         if (!is_near(result, row.tau, digits)) return result;
-        return sizeof(T) == sizeof(double) && digits == Digits::value ? log_sum_of_gaps<long double>(row, result.maximum) : log_sum_of_gaps<double>(row, result.maximum);
+        return sizeof(T) == sizeof(double) && digits == Digits::value ? log_sum_of_gaps<long double>(row, result.maximum)
+                                                                      : log_sum_of_gaps<double>(row, result.maximum);
     }
 
     static bool has_nan(const Row<T>& row) {
