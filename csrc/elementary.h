@@ -125,7 +125,7 @@ struct Exponential {
     explicit inline Exponential(Origin<C> origin)
         : shift(origin.shift),
           magic(Format<C>::magic + (Format<C>::bias - origin.power)),
-          floor((origin.power - (Format<C>::bias - 2)) * C(0x1.62e42fefa39efp-1)) {}
+          floor((origin.power - (Format<C>::bias - 1)) * C(0x1.62e42fefa39efp-1)) {}
 
     // exp(x + low − shift) / 2^power for x at most about the origin; 0 where that is not a normal number.
     [[gnu::always_inline]] inline C operator()(C x, C low = 0) const { return evaluate(x, low, shift, magic, floor); }

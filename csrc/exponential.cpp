@@ -129,6 +129,15 @@ bool forward_rest(const SoftmaximaForward* call, T*) {
     return for_each_row_or_column<T>(call->rows, nullptr, kernel, 0.7, by_column);
 }
 
+// exp(above − log_sum), in double with the digits that the difference loses.
+template <class C>
+double risen(double above, double log_sum) {
+    if (sizeof(C) < sizeof(double)) return std::exp(above - log_sum);
+    Sum height{above};
+    height.add(-log_sum);
+    return exp_of(height);
+}
+
 // ∂LSE/∂x = softmax(x/τ)/τ, times g.
 template <class T>
 bool logsumexp_backward(const SoftmaximaBackward* call, T*) {
@@ -150,7 +159,7 @@ bool logsumexp_backward(const SoftmaximaBackward* call, T*) {
         const double top = maximum - row.anchor;
         const Origin<C> origin = Origin<C>::at(C(top));
         const double probability = std::exp(-log_sum);
-        const Ratio<C> ratio(upstream * std::exp(origin.above(top) - log_sum), 1.0);
+        const Ratio<C> ratio(upstream * risen<C>(origin.above(top), log_sum), 1.0);
         const Largest<C> largest = probability < 0.5 ? Largest<C>{} : Largest<C>{C(weigh(row, C(maximum), origin)), C(upstream * probability)};
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);

@@ -573,6 +573,17 @@ def test_the_rest_keeps_its_digits_beside_a_large_score(dtype: torch.dtype, colu
 
 
 @needs_library
+@pytest.mark.parametrize("narrow", [torch.float32, torch.float64])
+def test_the_smallest_normal_probabilities_are_not_0(narrow: torch.dtype):
+    smallest = torch.finfo(narrow).tiny
+    gaps = torch.linspace(math.log(smallest), 0.98 * math.log(smallest), 400, dtype=torch.float64)[1:].to(narrow)
+    rows = torch.stack((torch.zeros_like(gaps), gaps), -1)
+    for x in (rows, torch.cat((rows, torch.full((len(rows), 600), -INF, dtype=narrow)), -1)):
+        p = sm.softmax(x)[:, 1]
+        torch.testing.assert_close(p.double(), gaps.double().exp(), rtol=4 * torch.finfo(narrow).eps, atol=0)
+
+
+@needs_library
 def test_log_mean_exp_kernel_on_random_calls():
     for seed in range(200):
         draw = Draw(seed)
@@ -999,7 +1010,7 @@ def test_the_interface_is_what_the_header_says():
     declared = dict(re.findall(r"^SOFTMAXIMA_KERNEL\((\w+), (\w+)\)", sources, re.MULTILINE))
     kernels = [map.kernel for map in REGISTRY.values() if map.kernel is not None and map.kernel.library is None]
     of_maps = {kernel.forward for kernel in kernels}, {kernel.backward for kernel in kernels}, {kernel.loss for kernel in kernels}
-    of_sums = {"logsumexp", "log_mean_exp", "logcumsumexp"}, {"logsumexp_backward", "logcumsumexp_backward"}, {None}
+    of_sums = {"logsumexp", "logsumexp_rest", "log_mean_exp", "logcumsumexp"}, {"logsumexp_backward", "logcumsumexp_backward"}, {None}
     for kind, maps, sums in zip(("Forward", "Backward", "Loss"), of_maps, of_sums, strict=True):
         assert maps | sums == {name for name, its_kind in declared.items() if its_kind == kind} | (sums & {None})
     if native.AVAILABLE:
