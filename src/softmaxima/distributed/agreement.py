@@ -112,7 +112,8 @@ def in_words(value: Any, inside: tuple[Any, ...] = ()) -> str:
     if hasattr(value, "__wrapped__"):
         return deeper(value.__wrapped__)
     if hasattr(value, "__qualname__"):
-        return value.__qualname__
+        of = getattr(value, "__module__", None) or "builtins"
+        return value.__qualname__ if of.startswith(("builtins", "__")) else f"{of}.{value.__qualname__}"  # "__main__" has two names
     kind = type(value).__qualname__
     if isinstance(value, OF_A_RANK) or len(inside) > DEPTH:
         return kind

@@ -57,7 +57,7 @@ class _Mean(torch.autograd.Function):
             own = [torch.as_tensor(value, dtype=torch.float64, device=total.device) for value in (total.detach(), count)]
             whole, number = ranks.sum(NAME, torch.stack(own))
         ctx.save_for_backward((ranks.size / number).masked_fill(number == 0, 0.0))  # no row counts
-        return (whole / number).to(total.dtype)
+        return (whole / number).masked_fill(number == 0, math.nan).to(total.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
