@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store, _world
 
 from softmaxima.core.tracing import transforming
 from softmaxima.distributed.agreement import Agreement, wrong
@@ -65,10 +65,7 @@ class Ranks:
     @property
     def group(self) -> dist.ProcessGroup:
         """The group, while there is one."""
-        group = self._group()
-        if group is None or _is_destroyed(group):
-            raise RuntimeError("distributed: the process group of this call was destroyed; make another, and call with that")
-        return group
+        return _there("distributed", self._group())
 
     @property
     def names(self) -> list[int]:
@@ -188,7 +185,8 @@ class Ranks:
             try:
                 others = store.multi_get([f"{step}/{rank}" for rank in range(1, self.size)])
             except RuntimeError:  # of a store that is there, DistStoreError
-                told = {"problem": self._silent(store, self._keys)}
+                problem = self._silent(store, self._keys)
+                told = {"broken": self.broken} if self.broken else {"problem": problem}
             else:
                 told = self._judged([own, *map(json.loads, others)])
                 read = [*self._stale]  # who says something now has read what was told before
@@ -208,7 +206,8 @@ class Ranks:
             problem = self._silent(store, self._keys)
             self.raised = not self.broken  # should the first come yet, it may send what this rank will not
             return {"problem": problem}
-        self._forget(store, self._stale)  # nobody reads what this rank said, once the first has told
+        if "widths" in told:  # all have come here, and read what this rank said before; of a problem the first may tell sooner
+            self._forget(store, self._stale)
         return told
 
     def _forget(self, store: Store, keys: Sequence[str]) -> None:
@@ -276,6 +275,7 @@ class Ranks:
             store.set(f"{self.step + 1}/{self.rank or 'told'}", json.dumps({"broken": why}))
 
     def _check_unbroken(self, name: str) -> None:
+        _there(name, self._group())
         if self.broken:
             raise RanksError(
                 f"{name}: the messages of this group no longer meet: {self.broken} in an earlier call; make a new group"
@@ -440,11 +440,11 @@ def check_transforms(name: str) -> None:
         )
 
 
-def _is_destroyed(group: dist.ProcessGroup) -> bool:
-    try:
-        return not dist.get_process_group_ranks(group)
-    except KeyError:
-        return True
+def _there(name: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, which torch knows until it is destroyed."""
+    if group is None or group not in _world.pg_map:
+        raise RuntimeError(f"{name}: the process group was destroyed; make another, and call with that")
+    return group
 
 
 _RANKS: weakref.WeakKeyDictionary[dist.ProcessGroup, Ranks] = weakref.WeakKeyDictionary()
@@ -463,9 +463,7 @@ def ranks_of(name: str, group: Group) -> Ranks:
         raise ValueError(f"{name}: this rank, {dist.get_rank()}, is not in the group; call on its ranks alone")
     if not isinstance(found, dist.ProcessGroup):
         raise TypeError(f"{name}: group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
-    if _is_destroyed(found):
-        raise RuntimeError(f"{name}: the process group was destroyed; make another, and call with that")
-    if found not in _RANKS:
+    if _there(name, found) not in _RANKS:
         _RANKS[found] = Ranks(found)
     return _RANKS[found]
 
