@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,10 +26,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store, _world
+from torch.distributed.distributed_c10d import Store, _world
 
 from softmaxima.core.tracing import transforming
 from softmaxima.distributed.agreement import Agreement, wrong
+from softmaxima.distributed.stores import GONE, delete, is_there, met, store_of
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
@@ -38,7 +38,6 @@ START = dist.batch_isend_irecv
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 ALL_REDUCE = dist.all_reduce
 NOTHING = timedelta()
-GONE = "the store by which the ranks met does not answer; see how the process ended that has it, rank 0 or torchrun"
 PATIENCE = timedelta(seconds=5)  # for the others to say that they have left a collective too
 BROKEN = "broken"  # the key of why the messages of a group no longer meet
 SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}  # by every backend
@@ -99,48 +98,11 @@ class Ranks:
     def _meet(self, name: str) -> Store:
         """That by which the ranks talk; who asks first meets all others."""
         if self.store is None:
-            store = self._new_store()
-            try:
-                word = self._met(store)
-            except dist.DistNetworkError:
-                word, self.broken = "", GONE
-            self.store = PrefixStore(word, store)
+            store = store_of(self.group, self.timeout + (PATIENCE if self.rank else NOTHING))  # the first tells who did not come
+            self.store, self.broken = met(store, self.rank, self.size, self.timeout, self._silent)
             if self.broken:
                 raise RanksError(f"{name}: {self.broken}; make a new group")
         return self.store
-
-    def _new_store(self) -> Store:
-        """One that waits as long as the group does; of its own where there can be one, so that no other thread waits for it."""
-        store = PrefixStore("softmaxima", _get_process_group_store(self.group))
-        with contextlib.suppress(RuntimeError):  # of a store that is written in Python, which is taken as it is
-            store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
-            store.set_timeout(self.timeout + (PATIENCE if self.rank else NOTHING))  # the first tells who did not come
-        return store
-
-    def _met(self, store: Store) -> str:
-        """A word under which nothing is left of an earlier group of the same name.
-
-        Each says that it is here by a word of its own, and the first answers that with one for all.
-        """
-        word = secrets.token_hex(8)
-        keys = [f"here/{rank}" for rank in range(self.size)]
-        store.set(keys[self.rank], word)
-        try:
-            if self.rank:
-                answer = f"met/{word}"
-                word, self.broken = json.loads(store.get(answer))
-                self._delete(store, [answer])
-            else:
-                store.wait(keys, self.timeout)
-        except dist.DistNetworkError:
-            raise
-        except RuntimeError:  # of a store that is there; of a file no DistStoreError
-            self.broken = self._silent(store, keys)
-        for key in keys[1:] if self.rank == 0 else []:
-            if self._is_there(store, key):
-                store.set(f"met/{store.get(key).decode()}", json.dumps([word, self.broken]))
-        self._delete(store, [keys[self.rank]])
-        return word
 
     @property
     def device(self) -> torch.device:
@@ -211,13 +173,8 @@ class Ranks:
         return told
 
     def _forget(self, store: Store, keys: Sequence[str]) -> None:
-        self._delete(store, keys)
+        delete(store, keys)
         self._stale = self._stale[len(keys) :]
-
-    def _delete(self, store: Store, keys: Sequence[str]) -> None:
-        with contextlib.suppress(RuntimeError):  # of a store that cannot
-            for key in keys:
-                store.delete_key(key)
 
     @property
     def _keys(self) -> list[str]:
@@ -226,10 +183,10 @@ class Ranks:
 
     def _silent(self, store: Store, keys: Sequence[str]) -> str:
         """Which ranks have not said what they say by these keys; or why no messages meet, which one that has left says."""
-        if self._is_there(store, BROKEN):
+        if is_there(store, BROKEN):
             self.broken = store.get(BROKEN).decode()
             return self.broken
-        silent = [rank for rank, key in enumerate(keys) if not self._is_there(store, key)]
+        silent = [rank for rank, key in enumerate(keys) if not is_there(store, key)]
         if self.rank in silent:
             return GONE
         return (
@@ -239,12 +196,6 @@ class Ranks:
 
     def _listed(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"rank {self.names[rank]}" for rank in ranks)
-
-    def _is_there(self, store: Store, key: str) -> bool:
-        try:
-            return store.check([key])
-        except RuntimeError:  # the store went with its rank, which is the first
-            return False
 
     # What goes wrong later -------------------------------------------------------------------------------------------------------
 
@@ -307,10 +258,10 @@ class Ranks:
         store = self._meet("distributed")
         with contextlib.suppress(RuntimeError):
             store.wait(keys, PATIENCE)
-        if not self._is_there(store, keys[self.rank]):
+        if not is_there(store, keys[self.rank]):
             return GONE
         for rank, key in enumerate(keys):
-            sent, problem, seconds = json.loads(store.get(key)) if self._is_there(store, key) else (-1, "", 0.0)
+            sent, problem, seconds = json.loads(store.get(key)) if is_there(store, key) else (-1, "", 0.0)
             if problem:
                 raised.append(f"rank {self.names[rank]} raised {problem}")
             elif sent < self.sent:
