@@ -132,10 +132,11 @@ class Ranks:
         return told
 
     def _judged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What is told of what the first ranks, as a rule all, have said."""
         broken = [each["broken"] for each in said if "broken" in each]
         if broken:
             return {"broken": broken[0]}
-        problem = wrong(said, self.names)
+        problem = wrong(said, self.names[: len(said)])
         return {"widths": [each["widths"] for each in said]} if problem is None else {"problem": problem}
 
     def _first(self, store: Store, own: dict[str, Any]) -> dict[str, Any]:
