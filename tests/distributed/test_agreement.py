@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
+import enum
+import fractions
 import functools
 import inspect
 import math
 import operator
 import time
+import types
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -47,6 +53,13 @@ def power(exponent: int) -> Callable[[Tensor], Tensor]:
     return lambda z: z.abs() ** exponent + 1
 
 
+# Of the same names as those that are registered, and with other contents
+OTHER_MAP = dataclasses.replace(sm.maps.REGISTRY["sparsemax"], blocks=sm.maps.REGISTRY["entmax15"].blocks)
+ANOTHER_MAP = dataclasses.replace(sm.maps.REGISTRY["sparsemax"], blocks=sm.maps.REGISTRY["softmax"].blocks)
+OTHER_LOSS = dataclasses.replace(
+    sm.losses.REGISTRY["sparsemax_loss"], row_form=sm.losses.REGISTRY["entmax15_loss"].row_form, map="entmax15"
+)
+
 # (a call, what it is given, the option that differs, its value on all ranks but one, its value there)
 DIFFERING: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("softmax", {"shard": X}, "temperature", 0.5, 0.7),
@@ -69,6 +82,11 @@ DIFFERING: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("cross_entropy", {"shard": X, "target": LABELS}, "temperature", rows(1, 2, 3), rows(1, 2, 4)),
     ("cross_entropy", {"shard": X, "target": LABELS}, "weight", None, torch.ones(4, dtype=torch.float64)),
     ("fenchel_young_loss", {"shard": X, "target": LABELS}, "map", "sparsemax", "entmax15"),
+    ("shared_map", {"shard": X}, "map", sm.maps.REGISTRY["sparsemax"], OTHER_MAP),
+    ("shared_map", {"shard": X}, "map", OTHER_MAP, ANOTHER_MAP),
+    ("shared_loss", {"shard": X, "target": LABELS}, "loss", sm.losses.REGISTRY["sparsemax_loss"], OTHER_LOSS),
+    ("linear_loss", LAYER, "loss", sm.losses.REGISTRY["sparsemax_loss"], OTHER_LOSS),
+    ("LinearLoss", {"in_features": 4, "classes": 9}, "loss", sm.losses.REGISTRY["sparsemax_loss"], OTHER_LOSS),
     ("linear_loss", LAYER, "loss", "sparsemax", "entmax15"),
     ("linear_loss", LAYER, "temperature", rows(1, 2, 3), rows(1, 2, 4)),
     ("linear_loss", LAYER, "softcap", 2.0, 3.0),
@@ -141,9 +159,40 @@ def test_every_option_that_differs_is_named_on_every_rank(three: Processes) -> N
 @pytest.mark.parametrize("name", sorted({name for name, *_ in DIFFERING if not name[0].isupper()}))
 def test_no_option_is_left_out(name: str) -> None:
     listed = {what for other, _, what, *_ in DIFFERING if other == name}
-    shared = {"temperature", "dim"} if name in ("entmax", "proportional") else set()  # the same code as of softmax
-    shared |= {"ignore_index", "label_smoothing", "reduction", "temperature"} if name == "fenchel_young_loss" else set()
+    maps, losses = ("entmax", "proportional", "shared_map"), ("fenchel_young_loss", "shared_loss")
+    shared = {"temperature", "dim"} if name in maps else set()  # the same code as of softmax
+    shared |= {"ignore_index", "label_smoothing", "reduction", "temperature"} if name in losses else set()
     assert set(inspect.signature(getattr(d, name)).parameters) <= OWN | listed | shared
+
+
+# (a call, what it is given, the option, two ways to give one value)
+ALIKE: list[tuple[str, dict[str, Any], str, Any, Any]] = [
+    ("softmax", {"shard": X}, "temperature", 2, 2.0),
+    ("entmax", {"shard": X}, "alpha", 2, 2.0),
+    ("entmax_loss", {"shard": X, "target": LABELS}, "alpha", 2, 2.0),
+    ("cross_entropy", {"shard": X, "target": LABELS}, "label_smoothing", 0, 0.0),
+    ("linear_loss", LAYER, "loss", ("entmax", 2), ("entmax", 2.0)),
+    ("linear_loss", LAYER, "z_loss", 0, -0.0),
+    ("linear_loss", LAYER, "label_smoothing", 0, 0.0),
+    ("linear_loss", LAYER, "softcap", 2, 2.0),
+    ("margin_softmax_loss", LAYER, "margin", 1, 1.0),
+    ("LinearLoss", {"in_features": 4, "classes": 9}, "loss", ("entmax", 2), ("entmax", 2.0)),
+]
+
+
+def of_one_value(rank: int) -> list[str]:
+    """What each call raises where rank 1 gives the same value in another way."""
+    told = []
+    for name, given, what, usual, other in ALIKE:
+        try:
+            getattr(d, name)(**{**given, what: other if rank == 1 else usual})
+        except (RuntimeError, TypeError, ValueError) as error:
+            told.append(str(error))
+    return told
+
+
+def test_one_value_may_be_given_in_two_ways(three: Processes) -> None:
+    assert three.run(of_one_value) == [[], [], []]
 
 
 # What is raised later -----------------------------------------------------------------------------------------------------------
@@ -494,9 +543,72 @@ def test_functions_are_known_by_all_that_they_hold(make: Callable[[float], Any])
     assert agreement.in_words(make(2.0)) == agreement.in_words(make(2.0)) != agreement.in_words(make(3.0))
 
 
+class Order(enum.Enum):
+    FIRST = 1
+    LAST = 2
+
+
+# Two values of each kind, made anew
+PAIRS: list[Callable[[], tuple[Any, Any]]] = [
+    lambda: (2, 3),
+    lambda: (2**60, 2**60 + 1),
+    lambda: (1, True),
+    lambda: (0.1, math.nextafter(0.1, 1)),
+    lambda: (math.inf, math.nan),
+    lambda: (1 + 2j, 1 - 2j),
+    lambda: (b"a", b"b"),
+    lambda: (bytearray(b"a"), bytearray(b"b")),
+    lambda: ("a", "b"),
+    lambda: (Order.FIRST, Order.LAST),
+    lambda: (Slotted(2.0), Slotted(3.0)),
+    lambda: (range(3), range(4)),
+    lambda: (slice(3), slice(4)),
+    lambda: (decimal.Decimal("0.1"), decimal.Decimal("0.2")),
+    lambda: (fractions.Fraction(1, 3), fractions.Fraction(2, 3)),
+    lambda: (timedelta(1), timedelta(2)),
+    lambda: (Path("a"), Path("b")),
+    lambda: (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)),
+    lambda: (np.array(["a", None], object), np.array(["b", None], object)),
+    lambda: (np.float32(0.5), np.float32(0.25)),
+    lambda: (lambda z: z * 1j, lambda z: z * 2j),
+    lambda: (lambda z: z * 1, lambda z: z * 1.0),
+    lambda: (lambda z: b"a", lambda z: b"b"),
+    lambda: (math.sin, math.cos),
+    lambda: (np.sin, np.cos),
+    lambda: ({"b": 1, "a": 2}, {"b": 2, "a": 1}),
+]
+
+
+@pytest.mark.parametrize("kind", range(len(PAIRS)))
+def test_two_values_of_any_kind_are_told_apart(kind: int) -> None:
+    value, other = map(agreement.in_words, PAIRS[kind]())
+    assert value == agreement.in_words(PAIRS[kind]()[0]) != other
+
+
+def test_what_each_rank_has_of_its_own_is_no_difference() -> None:
+    def words(device: str, seed: int) -> str:
+        place, source, numbers = torch.device(device), torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+        return agreement.in_words(lambda z: (z.to(place), source, numbers))
+
+    assert words("cuda:0", 1) == words("cuda:1", 2)
+    assert agreement.in_words({"a": 1, "b": 2}) == agreement.in_words({"b": 2, "a": 1})
+
+
+def of_words(rank: int) -> list[str]:
+    """Values of all kinds, and maps and losses that are not registered, in words."""
+    copies = [dataclasses.replace(each) for each in (*sm.maps.REGISTRY.values(), *sm.losses.REGISTRY.values())]
+    return [agreement.in_words(value) for value in (*(pair() for pair in PAIRS), *copies)]
+
+
+def test_words_are_those_of_other_processes(three: Processes) -> None:
+    first, second, third = three.run(of_words)
+    assert first == second == third
+    assert len(set(first)) == len(first)
+
+
 def test_words_are_those_of_every_process() -> None:
     assert agreement.in_words(frozenset(("b", "a"))) == "{a, b}"
-    assert agreement.in_words(-0.0) == agreement.in_words(0.0) == "0.0"
+    assert agreement.in_words(-0.0) == agreement.in_words(0.0) == agreement.in_words(0) == "0"
     assert agreement.in_words(torch.tensor(-0.0)) == agreement.in_words(torch.tensor(0.0))
     holder: list[Any] = []
     holder.append(holder)

@@ -495,4 +495,4 @@ def test_a_rank_that_ends_within_the_ring_is_named(pool: Pool) -> None:
     first, second, third = pool.group(range(3), seconds=4.0).outcomes(leave)
     assert second == (None, "gone")
     for found, _ in (first, third):
-        assert found == "RanksError: distributed.attention: rank 1 did not answer within the group's timeout"
+        assert found.startswith("RanksError: distributed.attention: rank 1 did not answer")

@@ -6,18 +6,29 @@ rows or classes, and then all or none have it; or learning, with a gradient that
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import random
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
+from dataclasses import dataclass, fields, is_dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
+from softmaxima.core.contract import REGISTRY as MAPS
 from softmaxima.core.contract import Map
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.losses._classification import Loss
+
+# What each rank has one of its own of, though a function that holds it is the same
+OF_A_RANK = (torch.device, torch.Generator, np.random.Generator, random.Random, dist.ProcessGroup, DeviceMesh)
+DEPTH = 50  # of values that hold each other, below which their types are told alone
 
 
 @dataclass(frozen=True)
@@ -71,33 +82,48 @@ def in_words(value: Any, inside: tuple[Any, ...] = ()) -> str:
     deeper = functools.partial(in_words, inside=(*inside, value))
     if isinstance(value, Tensor):
         return _of_tensor(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return f"{value.dtype} of shape {value.shape} with the checksum {zlib.crc32(value.tobytes()):08x}"
-    if isinstance(value, np.generic):
-        return deeper(value.item())
-    if isinstance(value, Map):
-        return value.name
+    if isinstance(value, np.generic | np.ndarray):
+        return deeper(value.tolist())
+    if isinstance(value, Map | Loss):
+        known = MAPS if isinstance(value, Map) else LOSSES
+        return value.name if known.get(value.name) is value else f"{value.name} with the checksum {_checksum(deeper(_held(value)))}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{what} {deeper(each)}" for what, each in value.items()) or "nothing"
+        return ", ".join(sorted(f"{what} {deeper(each)}" for what, each in value.items())) or "nothing"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(deeper, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, (set, frozenset)):  # each process has an order of its own
         return f"{{{', '.join(sorted(map(deeper, value)))}}}"
-    if isinstance(value, float):
-        return str(value + 0.0)  # −0 is 0
-    if isinstance(value, (str, int, torch.dtype, type(None))):
+    if isinstance(value, (bool, str, torch.dtype, type(None))):
         return str(value)
+    if isinstance(value, (int, float)):
+        return _of_number(value)
+    if isinstance(value, (bytes, bytearray, complex)):
+        return repr(value)
     if isinstance(value, functools.partial):
         return f"{deeper(value.func)} with {deeper(value.args)} and {deeper(value.keywords)}"
     if isinstance(value, MethodType):
         return f"{deeper(value.__func__)} of {deeper(value.__self__)}"
     if isinstance(value, FunctionType):
         return f"{value.__qualname__} with the checksum {_checksum(_of_code(value.__code__), deeper(_taken(value)))}"
+    if isinstance(value, ModuleType):
+        return value.__name__
     if hasattr(value, "__wrapped__"):
         return deeper(value.__wrapped__)
-    if callable(value) and not hasattr(value, "__qualname__"):
-        return f"{type(value).__qualname__} with the checksum {_checksum(deeper(type(value).__call__), deeper(_held(value)))}"
-    return getattr(value, "__qualname__", None) or type(value).__qualname__
+    if hasattr(value, "__qualname__"):
+        of = getattr(value, "__module__", None) or "builtins"
+        return value.__qualname__ if of.startswith(("builtins", "__")) else f"{of}.{value.__qualname__}"  # "__main__" has two names
+    kind = type(value).__qualname__
+    if isinstance(value, OF_A_RANK) or len(inside) > DEPTH:
+        return kind
+    called = deeper(type(value).__call__) if callable(value) else None
+    return f"{kind} with the checksum {_checksum(called, deeper(_held(value)))}"
+
+
+def _of_number(value: float) -> str:
+    """2.0 is 2, and −0 is 0."""
+    return str(int(value)) if abs(value) < 2**53 and value == int(value) else str(value)
 
 
 def digest(x: Tensor) -> str:
@@ -111,7 +137,7 @@ def _of_tensor(x: Tensor) -> str:
     kind = f"{x.dtype} of shape {tuple(x.shape)}"
     if not x.is_cpu:
         return kind
-    return f"{x.item() + 0} in {kind}" if x.numel() == 1 else f"{kind} with the checksum {digest(x)}"
+    return f"{in_words(x.item())} in {kind}" if x.numel() == 1 else f"{kind} with the checksum {digest(x)}"
 
 
 def _checksum(*said: Any) -> str:
@@ -119,13 +145,16 @@ def _checksum(*said: Any) -> str:
 
 
 def _held(value: Any) -> Any:
-    """What an object that is called keeps, by what would be pickled of it."""
+    """What an object keeps, by what would be pickled of it."""
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields(value) if each.init}
     if hasattr(value, "__dict__"):
         return vars(value)
     try:
-        return value.__reduce_ex__(2)
-    except TypeError:  # that cannot be pickled
+        made = value.__reduce_ex__(2)
+    except Exception:  # whatever an object raises that cannot be pickled
         return None
+    return made[1:] if isinstance(made, tuple) and made[0] is copyreg.__newobj__ else made  # type: ignore[attr-defined]
 
 
 def _taken(function: FunctionType) -> list[Any]:
@@ -136,5 +165,5 @@ def _taken(function: FunctionType) -> list[Any]:
 
 def _of_code(code: CodeType) -> tuple[Any, ...]:
     """What it does, wherever it was written."""
-    inner = tuple(_of_code(each) if isinstance(each, CodeType) else in_words(each) for each in code.co_consts)
-    return code.co_code, code.co_names, inner
+    known = lambda each: _of_code(each) if isinstance(each, CodeType) else (type(each).__name__, in_words(each))
+    return code.co_code, code.co_names, tuple(map(known, code.co_consts))

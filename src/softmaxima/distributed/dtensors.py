@@ -68,9 +68,12 @@ class Layout:
         """Mesh axes whose ranks have other rows."""
         return [number for number, axis in enumerate(self.axes) if axis is not None and axis not in self.dims]
 
-    def working(self) -> contextlib.AbstractContextManager[None]:
-        """What is raised within on one rank is left for those who wait for a message of it; compilers do not look for that."""
-        number = [*self.along, *self.across]
+    def working(self, reduction: str) -> contextlib.AbstractContextManager[None]:
+        """What is raised within on one rank is left for those who wait for a message of it; compilers do not look for that.
+
+        Of one value a row nothing is sent to ranks that have other rows, and what nobody waits for stays with its rank.
+        """
+        number = [*self.along, *(self.across if reduction != "none" else [])]
         return contextlib.nullcontext() if is_compiling() else ranks_along(self.name, self.mesh, number).working(self.name)
 
     def whole(self) -> Layout:
@@ -236,7 +239,7 @@ def of_loss(
     if layout.along and not learns(target, weight, tau, *options.values()):
         bound = _in_parts(name, layout, target.is_floating_point(), smoothing, ignore_index, tau, options)
     layout = layout if bound is not None else layout.whole()
-    with layout.working():
+    with layout.working(reduction):
         return _loss(layout, bound, evaluation, options, target, weight, ignore_index, reduction, smoothing, tau)
 
 

@@ -191,7 +191,7 @@ class Head:
         """What must be the same on all ranks, where rows came in this shape."""
         request = self.request
         options = {
-            "rows": rows, "features": sizes(request.hidden)[1], "dtype": request.weight.dtype, "loss": request.loss.name,
+            "rows": rows, "features": sizes(request.hidden)[1], "dtype": request.weight.dtype, "loss": request.loss,
             **request.options, "1/scale" if request.unit else "temperature": request.tau, "softcap": request.softcap,
             "z_loss": request.z_loss, "centres": request.centres, "margin": request.margin, "reduce_hidden": self.reduces, **more,
         }  # fmt: skip

@@ -46,10 +46,12 @@ class ShardedHead(WithOptions, nn.Module):
         self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
         place = check_place(name, device, dtype)
         ranks = ranks_of(name, group)
-        self.mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(ranks.group, place["device"].type)
+        is_meta = place["device"].type == "meta"  # for ranks that have memory there later
+        kind = ranks.device.type if is_meta else place["device"].type
+        self.mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(ranks.group, kind)
         shape = (classes, in_features) if centres == 1 else (classes, centres, in_features)
-        self.weight = self._parameter(*shape, dtype=place["dtype"])
-        self.bias = self._parameter(classes, dtype=place["dtype"]) if check_flag(name, "bias", bias) else None
+        self.weight = self._parameter(*shape, dtype=place["dtype"], is_meta=is_meta)
+        self.bias = self._parameter(classes, dtype=place["dtype"], is_meta=is_meta) if check_flag(name, "bias", bias) else None
 
     def _agree(self, **more: Any) -> None:
         """That all ranks make the same head; `more` are arguments that it does not hold, or a part of them."""
@@ -58,7 +60,12 @@ class ShardedHead(WithOptions, nn.Module):
         same = alike({"weight": shape, "kind": kind, **own, **more}, beside={"bias": self.bias})
         self._ranks.agree(self._name, len(self.own_classes), same)
 
-    def _parameter(self, *shape: int, dtype: torch.dtype) -> nn.Parameter:
+    def _parameter(self, *shape: int, dtype: torch.dtype, is_meta: bool) -> nn.Parameter:
+        if is_meta:
+            whole = torch.empty(shape, dtype=dtype, device="meta")
+            own = whole.new_empty((len(self.own_classes), *shape[1:]))
+            like = {"shape": whole.shape, "stride": whole.stride()}
+            return nn.Parameter(DTensor.from_local(own, self.mesh, [Shard(0)], run_check=False, **like))
         return nn.Parameter(empty_dtensor(*shape, dtype=dtype, device_mesh=self.mesh, placements=[Shard(0)]))
 
     @property
@@ -102,7 +109,9 @@ class ShardedHead(WithOptions, nn.Module):
     def _draw(self, parameter: Any, draw: Callable[..., Any]) -> None:
         """First values, the same on any number of ranks: blocks of classes have seeds that count on from the first rank's."""
         own, classes = self._own(parameter), self.own_classes
-        seed = torch.randint(2**53, (), dtype=torch.int64, device="cpu").to(self._ranks.device)
+        if own.is_meta:
+            return
+        seed = torch.randint(2**53, (), dtype=torch.int64, device="cpu").to(own.device)
         seed = int(self._ranks.gather(self._name, seed.reshape(1))[0])
         for block in range(classes.start // BLOCK, -(-classes.stop // BLOCK) if classes else 0):
             generator = torch.Generator(own.device).manual_seed(seed + block)
@@ -179,7 +188,7 @@ class LinearLoss(ShardedHead):
             tau = held_value(self._name, "temperature", temperature, *scale_domain(self.weight.dtype))
             self.hold(temperature=tau, class_weight=self._own_class_weight(class_weight), **options)
         own = {what: value for what, value in own.items() if not isinstance(value, nn.Module)}
-        self._agree(loss=self.loss.name, **own, class_weight=class_weight)
+        self._agree(loss=self.loss, **own, class_weight=class_weight)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -81,7 +81,9 @@ def shared_loss(
         options = found.complete({**own, **options}, name)
         check_constants(name, {"temperature": tau, **options})
         bound = bind_to(batch, found, options, ignore_index, tau)
-    agreement = ranks.agree(name, batch.rows.shape[-1], alike_of_batch(batch, ignore_index, {"temperature": tau, **options}))
+    agreement = ranks.agree(
+        name, batch.rows.shape[-1], alike_of_batch(batch, ignore_index, {"loss": found, "temperature": tau, **options})
+    )
     return loss_of_scores(name, ranks, agreement, bound, batch, ignore_index)
 
 
@@ -298,12 +300,12 @@ class RowLosses:
     def _counted(self, targets: Targets) -> Tensor:
         """Which rows count [..., 1]. Raises on every rank, where values can be read without waiting, for a label of no class."""
         if self.is_soft:
-            if self.own.form.fenchel and reads_values(self.ranks):
+            if self.own.form.fenchel and reads_values(self.ranks, targets.mass):
                 check_sums(self.name, targets.mass.squeeze(-1))
             return torch.ones_like(targets.weight)
         counted = (self.target != self.own.ignore_index).unsqueeze(-1)
         wrong = targets.labels != counted
-        if not reads_values(self.ranks):
+        if not reads_values(self.ranks, targets.weight):
             return torch.where(wrong, math.nan, counted.double())
         if bool(wrong.any()):
             label, times = int(self.target[wrong.squeeze(-1)].flatten()[0]), int(targets.labels[wrong].flatten()[0])

@@ -60,7 +60,7 @@ def shared_map(
         axis, rows, tau, mask = rows_last(name, x, dim, temperature, where)
         values = [moved_last(value, axis) for value in check_params(found, found.complete(params), x, axis, name)]
     named = {parameter.name: value for parameter, value in zip(found.params, values, strict=True)}
-    options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": axis, "temperature": tau, **named}
+    options = {"map": found, "rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": axis, "temperature": tau, **named}
     same = alike(options, learning={"scores": rows, "temperature": tau, **named})
     agreement = ranks.agree(name, rows.shape[-1], same)
     return of_shared_rows(name, found, ranks, agreement, rows, tau, mask, values).movedim(-1, axis)

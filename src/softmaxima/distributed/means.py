@@ -30,7 +30,8 @@ def batch_mean(total: Tensor, count: float | Tensor, *, group: Group = None) -> 
 
     Returns:
         The mean over all rows, the same on every rank, NaN where none counts. Its gradient by this rank's total is R / Σ count, of
-        R ranks: the average over ranks of the gradients that follow is that of the mean. Where they are summed, divide it by R.
+        R ranks, and 0 where none counts: the average over ranks of the gradients that follow is that of the mean. Where they are
+        summed, divide it by R.
 
     Raises:
         TypeError or ValueError for anything else, and RanksError on every other rank then, or where a rank does not answer.
@@ -52,10 +53,11 @@ def batch_mean(total: Tensor, count: float | Tensor, *, group: Group = None) -> 
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, total: Tensor, count: float | Tensor) -> Tensor:
-        own = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=total.device) for value in (total.detach(), count)])
-        whole, number = ranks.sum(NAME, own)
-        ctx.save_for_backward(ranks.size / number)
-        return (whole / number).to(total.dtype)
+        with ranks.working(NAME):
+            own = [torch.as_tensor(value, dtype=torch.float64, device=total.device) for value in (total.detach(), count)]
+            whole, number = ranks.sum(NAME, torch.stack(own))
+        ctx.save_for_backward((ranks.size / number).masked_fill(number == 0, 0.0))  # no row counts
+        return (whole / number).masked_fill(number == 0, math.nan).to(total.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -4,7 +4,8 @@ Each rank has some scores of the same rows, in the order of ranks. A collective 
 gloo and never ends in NCCL, so before it the ranks agree on what they have, through the store by which they met, which is no
 collective: each says what it has, and the first reads that and tells all what is wrong, so that a store is asked some times a rank.
 A rank that refuses its arguments says so there, and all of them raise. One that raises later, while others wait for its message,
-leaves word in the store, which they read when the group's timeout ends their wait.
+leaves word in the store, which they read when the group's timeout ends their wait. From then on no messages meet, and who knows it
+tells who does not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,11 +24,13 @@ from typing import Any, TypeGuard
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
+from torch.distributed.distributed_c10d import Store, _world
 
 from softmaxima.core.tracing import transforming
 from softmaxima.distributed.agreement import Agreement, wrong
+from softmaxima.distributed.stores import GONE, delete, is_there, met, store_of
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
@@ -36,8 +38,9 @@ START = dist.batch_isend_irecv
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 ALL_REDUCE = dist.all_reduce
 NOTHING = timedelta()
-GONE = "the store by which the ranks met does not answer; see how the process ended that has it, rank 0 or torchrun"
 PATIENCE = timedelta(seconds=5)  # for the others to say that they have left a collective too
+BROKEN = "broken"  # the key of why the messages of a group no longer meet
+SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}  # by every backend
 
 
 class RanksError(RuntimeError):
@@ -50,6 +53,8 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = weakref.ref(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.is_alone = self.size == 1 or dist.get_backend(group) == "fake"  # whose other ranks are not there
+        self.store: Store | None = None  # by which the ranks talk, once they have met
         self.step = 0  # agreements so far
         self.sent = 0  # messages since
         self.raised = False  # whether this rank raised since, while others may have waited for its message
@@ -59,10 +64,7 @@ class Ranks:
     @property
     def group(self) -> dist.ProcessGroup:
         """The group, while there is one."""
-        group = self._group()
-        if group is None:
-            raise RuntimeError("distributed: the process group of this call is no longer there")
-        return group
+        return _there("distributed", self._group())
 
     @property
     def names(self) -> list[int]:
@@ -93,80 +95,61 @@ class Ranks:
             raise RanksError(f"{name}: {told['problem']}")
         return [Agreement(tuple(each)) for each in zip(*told["widths"], strict=True)]
 
-    @functools.cached_property
-    def store(self) -> Store:
-        """That by which the ranks talk, with nothing left of an earlier group of the same name; who asks first meets all others.
-
-        Each says that it is here by a word of its own, and the first answers that with one for all.
-        """
-        store, word = PrefixStore("softmaxima", _get_process_group_store(self.group)), secrets.token_hex(8)
-        keys = [f"here/{rank}" for rank in range(self.size)]
-        try:
-            store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
-            store.set_timeout(self.timeout + (PATIENCE if self.rank else NOTHING))  # the first tells who did not come
-            store.set(keys[self.rank], word)
-            try:
-                if self.rank:
-                    word, self.broken = json.loads(store.get(f"met/{word}"))
-                else:
-                    store.wait(keys)
-            except dist.DistNetworkError:
-                raise
-            except RuntimeError:  # of a store that is there; of a file no DistStoreError
-                self.broken = self._silent(store, keys)
-            for key in keys[1:] if self.rank == 0 else []:
-                if self._is_there(store, key):
-                    store.set(f"met/{store.get(key).decode()}", json.dumps([word, self.broken]))
-            store.delete_key(keys[self.rank])
-        except dist.DistNetworkError:
-            self.broken = GONE
-        return PrefixStore(word, store)
-
-    def _meet(self, name: str) -> None:
-        known, _ = self.broken, self.store
-        if self.broken and not known:
-            raise RanksError(f"{name}: {self.broken}; make a new group")
-
-    @property
-    def timeout(self) -> timedelta:
-        return self.group._get_backend(self.device).options._timeout
+    def _meet(self, name: str) -> Store:
+        """That by which the ranks talk; who asks first meets all others."""
+        if self.store is None:
+            store = store_of(self.group, self.timeout + (PATIENCE if self.rank else NOTHING))  # the first tells who did not come
+            self.store, self.broken = met(store, self.rank, self.size, self.timeout, self._silent)
+            if self.broken:
+                raise RanksError(f"{name}: {self.broken}; make a new group")
+        return self.store
 
     @property
     def device(self) -> torch.device:
-        """Where its messages are."""
-        return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+        """One from which its messages can be: a GPU where there is one."""
+        kinds = {device.type for device in self.group._device_types}
+        return torch.device("cuda" if "cuda" in kinds and (torch.cuda.is_available() or "cpu" not in kinds) else "cpu")
+
+    @property
+    def timeout(self) -> timedelta:
+        options = (self.group._get_backend(device).options for device in self.group._device_types)
+        return next((each._timeout for each in options if each is not None), default_pg_timeout)
 
     def _say(self, name: str, own: dict[str, Any]) -> dict[str, Any]:
         """Says what this rank has: {"widths": of each rank} where nothing is wrong, {"problem": what is}."""
-        if self.size == 1:
-            return self._judged([own])
+        self._check_unbroken(name)
+        if self.is_alone:
+            return self._judged([own] * self.size)
         self.step, self.sent, self.raised = self.step + 1, 0, False
-        self._meet(name)
-        if self.broken:
-            own = {"problem": f"{self.broken} in an earlier call"}
         try:
-            store = self.store
+            store = self._meet(name)
             store.set(f"{self.step}/{self.rank}", json.dumps(own))
             told = self._first(store, own) if self.rank == 0 else self._other(store, own)
         except dist.DistNetworkError:
             told = {"problem": GONE}
+        self.broken = self.broken or told.get("broken", "")
         self._check_unbroken(name)
         return told
 
     def _judged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        problem = wrong(said, self.names)
+        """What is told of what the first ranks, as a rule all, have said."""
+        broken = [each["broken"] for each in said if "broken" in each]
+        if broken:
+            return {"broken": broken[0]}
+        problem = wrong(said, self.names[: len(said)])
         return {"widths": [each["widths"] for each in said]} if problem is None else {"problem": problem}
 
     def _first(self, store: Store, own: dict[str, Any]) -> dict[str, Any]:
         """Reads what all say, and tells them; what it refuses itself, at once."""
         step, read = self.step, []
         if "problem" in own:
-            told = {"problem": wrong([own], self.names[:1])}
+            told = self._judged([own])
         else:
             try:
                 others = store.multi_get([f"{step}/{rank}" for rank in range(1, self.size)])
             except RuntimeError:  # of a store that is there, DistStoreError
-                told = {"problem": self._silent(store, self._keys)}
+                problem = self._silent(store, self._keys)
+                told = {"broken": self.broken} if self.broken else {"problem": problem}
             else:
                 told = self._judged([own, *map(json.loads, others)])
                 read = [*self._stale]  # who says something now has read what was told before
@@ -184,14 +167,14 @@ class Ranks:
             told = json.loads(store.get(f"{self.step}/told"))
         except RuntimeError:
             problem = self._silent(store, self._keys)
-            self.raised = True  # should the first come yet, it may send what this rank will not
+            self.raised = not self.broken  # should the first come yet, it may send what this rank will not
             return {"problem": problem}
-        self._forget(store, self._stale)  # nobody reads what this rank said, once the first has told
+        if "widths" in told:  # all have come here, and read what this rank said before; of a problem the first may tell sooner
+            self._forget(store, self._stale)
         return told
 
     def _forget(self, store: Store, keys: Sequence[str]) -> None:
-        for key in keys:
-            store.delete_key(key)
+        delete(store, keys)
         self._stale = self._stale[len(keys) :]
 
     @property
@@ -200,8 +183,11 @@ class Ranks:
         return [f"{self.step}/{rank}" for rank in range(self.size)]
 
     def _silent(self, store: Store, keys: Sequence[str]) -> str:
-        """Which ranks have not said what they say by these keys."""
-        silent = [rank for rank, key in enumerate(keys) if not self._is_there(store, key)]
+        """Which ranks have not said what they say by these keys; or why no messages meet, which one that has left says."""
+        if is_there(store, BROKEN):
+            self.broken = store.get(BROKEN).decode()
+            return self.broken
+        silent = [rank for rank, key in enumerate(keys) if not is_there(store, key)]
         if self.rank in silent:
             return GONE
         return (
@@ -212,12 +198,6 @@ class Ranks:
     def _listed(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"rank {self.names[rank]}" for rank in ranks)
 
-    def _is_there(self, store: Store, key: str) -> bool:
-        try:
-            return store.check([key])
-        except RuntimeError:  # the store went with its rank, which is the first
-            return False
-
     # What goes wrong later -------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -226,17 +206,28 @@ class Ranks:
         try:
             yield
         except Exception as error:
-            if self.size > 1 and not self.broken:
+            if not self.is_alone and not self.broken:
                 self.raised = True
                 self._leave(f"{type(error).__name__}: {error}")
             raise
 
     def _leave(self, problem: str = "", waited: float = 0.0) -> None:
         """Says that this rank has left off, raising a problem or having waited some seconds for a message."""
+        key = f"left/{self.step}/{self.rank}"
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            self.store.set(f"left/{self.step}/{self.rank}", json.dumps([self.sent, problem, waited]))
+            self._meet("distributed").set(key, json.dumps([self.sent, problem, waited]))
+            self._stale.append(key)
+
+    def _break(self, why: str) -> None:
+        """Messages no longer meet: tells who waits for this rank to agree, now or later."""
+        self.broken = why
+        with contextlib.suppress(RuntimeError):  # the store went with its rank
+            store = self._meet("distributed")
+            store.set(BROKEN, why)
+            store.set(f"{self.step + 1}/{self.rank or 'told'}", json.dumps({"broken": why}))
 
     def _check_unbroken(self, name: str) -> None:
+        _there(name, self._group())
         if self.broken:
             raise RanksError(
                 f"{name}: the messages of this group no longer meet: {self.broken} in an earlier call; make a new group"
@@ -244,8 +235,10 @@ class Ranks:
 
     def _next(self, name: str) -> None:
         """Before a message: where this rank has raised, the others may wait for one of an earlier call, which that must not be."""
-        self._meet(name)
         self._check_unbroken(name)
+        if self.is_alone:
+            return
+        self._meet(name)
         if self.raised:
             self.agree(f"{name} after an error", 0, {})
         self.sent += 1
@@ -256,28 +249,36 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            self.broken = self._why(time.monotonic() - begun)
+            self._break(self._why(time.monotonic() - begun, error))
             raise RanksError(f"{name}: {self.broken}") from error
 
-    def _why(self, waited: float) -> str:
-        """Why this rank's last message, for which it waited some seconds, did not meet those of all."""
+    def _why(self, waited: float, error: RuntimeError) -> str:
+        """Why this rank's last message, which raised an error after some seconds, did not meet those of all."""
         self._leave(waited=waited)
         keys, raised, missing, waits = [f"left/{self.step}/{rank}" for rank in range(self.size)], [], [], {}
+        store = self._meet("distributed")
         with contextlib.suppress(RuntimeError):
-            self.store.wait(keys, PATIENCE)
-        if not self._is_there(self.store, keys[self.rank]):
+            store.wait(keys, PATIENCE)
+        if not is_there(store, keys[self.rank]):
             return GONE
         for rank, key in enumerate(keys):
-            sent, problem, seconds = json.loads(self.store.get(key)) if self._is_there(self.store, key) else (-1, "", 0.0)
+            sent, problem, seconds = json.loads(store.get(key)) if is_there(store, key) else (-1, "", 0.0)
             if problem:
                 raised.append(f"rank {self.names[rank]} raised {problem}")
             elif sent < self.sent:
                 missing.append(rank)
             else:
                 waits[rank] = seconds
-        if waits and not missing and min(waits.values()) < max(waits.values()) / 2:  # who came last has waited least
+        is_late = max([waited, *waits.values()]) > 0.9 * self.timeout.total_seconds()
+        if is_late and waits and not missing and min(waits.values()) < max(waits.values()) / 2:  # who came last has waited least
             missing = [min(waits, key=waits.__getitem__)]
-        return " and ".join(raised) or f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout"
+        if raised:
+            return " and ".join(raised)
+        if is_late:
+            return f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout"
+        words = str(error).splitlines()[0] if str(error) else type(error).__name__
+        told = f"{self._listed(missing)} did not answer, and a message" if missing else "a message"
+        return f"{told} failed after {waited:.2g} s: {words}"
 
     # Messages --------------------------------------------------------------------------------------------------------------------
 
@@ -285,23 +286,25 @@ class Ranks:
         """The message of each rank, all of one shape, in the order of ranks."""
         if self.size == 1:
             return [message]
-        self._next(name)
-        message = message.contiguous()
-        every = message.new_empty((self.size, *message.shape))
-        with self._answered(name):
-            ALL_GATHER(every.view(-1), message.view(-1), self.group)
-        return list(every)
+        with self.working(name):
+            self._next(name)
+            message = _plain(message)
+            every = message.new_empty((self.size, *message.shape))
+            with self._answered(name):
+                ALL_GATHER(_as_sent(every), _as_sent(message), self.group)
+            return list(every)
 
     def start(self, name: str, sends: Iterable[tuple[Tensor, int]], receives: Iterable[tuple[Tensor, int]]) -> Callable[[], None]:
         """Begins to send tensors to ranks of the group, and to fill others from them; what waits until that is done.
 
         Of two ranks each begins its messages to the other in the order in which that expects them.
         """
-        self._next(name)
-        operations = [dist.P2POp(dist.isend, x.contiguous(), self.names[to], self.group) for x, to in sends]
-        operations += [dist.P2POp(dist.irecv, x, self.names[of], self.group) for x, of in receives]
-        with self._answered(name):
-            works = START(operations) if operations else []
+        with self.working(name):
+            self._next(name)
+            operations = [dist.P2POp(dist.isend, _as_sent(_plain(x)), self.names[to], self.group) for x, to in sends]
+            operations += [dist.P2POp(dist.irecv, _as_sent(x), self.names[of], self.group) for x, of in receives]
+            with self._answered(name):
+                works = START(operations) if operations else []
 
         def wait() -> None:
             with self._answered(name):
@@ -315,11 +318,22 @@ class Ranks:
         """The sum over all ranks of tensors of one shape, the same on every rank."""
         if self.size == 1:
             return message
-        self._next(name)
-        total = message.clone(memory_format=torch.contiguous_format)
-        with self._answered(name):
-            ALL_REDUCE(total, group=self.group)
-        return total
+        with self.working(name):
+            self._next(name)
+            total = message.clone(memory_format=torch.contiguous_format)
+            with self._answered(name):
+                ALL_REDUCE(total, group=self.group)
+            return total
+
+
+def _plain(x: Tensor) -> Tensor:
+    """What lies in memory as it is."""
+    return x.contiguous().resolve_conj().resolve_neg()
+
+
+def _as_sent(x: Tensor) -> Tensor:
+    """Its numbers in a row, as bytes where a backend may not know their dtype."""
+    return x.view(-1) if x.dtype in SENT else x.view(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -359,9 +373,9 @@ class MeshRanks:
 AnyRanks = Ranks | MeshRanks
 
 
-def reads_values(ranks: AnyRanks) -> TypeGuard[Ranks]:
+def reads_values(ranks: AnyRanks, x: Tensor) -> TypeGuard[Ranks]:
     """Whether scores that are no numbers, and labels of no class, are looked for and told, which would wait for a GPU."""
-    return isinstance(ranks, Ranks) and ranks.device.type == "cpu"
+    return isinstance(ranks, Ranks) and x.is_cpu and not (ranks.is_alone and ranks.size > 1)
 
 
 def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:
@@ -376,6 +390,13 @@ def check_transforms(name: str) -> None:
             f"{name}: torch.func and forward mode do not go through what ranks send; take torch.autograd.grad or .backward(), or "
             "gather the scores, and take the function of whole rows"
         )
+
+
+def _there(name: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, which torch knows until it is destroyed."""
+    if group is None or group not in _world.pg_map:
+        raise RuntimeError(f"{name}: the process group was destroyed; make another, and call with that")
+    return group
 
 
 _RANKS: weakref.WeakKeyDictionary[dist.ProcessGroup, Ranks] = weakref.WeakKeyDictionary()
@@ -394,7 +415,7 @@ def ranks_of(name: str, group: Group) -> Ranks:
         raise ValueError(f"{name}: this rank, {dist.get_rank()}, is not in the group; call on its ranks alone")
     if not isinstance(found, dist.ProcessGroup):
         raise TypeError(f"{name}: group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
-    if found not in _RANKS:
+    if _there(name, found) not in _RANKS:
         _RANKS[found] = Ranks(found)
     return _RANKS[found]
 
@@ -404,5 +425,7 @@ def summed(ranks: Ranks, name: str, tensors: Sequence[Tensor | None], dtype: tor
     sent = [each.flatten() for each in tensors if each is not None]
     if not sent:
         return list(tensors)
-    rest = iter(ranks.sum(name, torch.cat([each.to(dtype or sent[0].dtype) for each in sent])).split([len(each) for each in sent]))
+    with ranks.working(name):
+        total = ranks.sum(name, torch.cat([each.to(dtype or sent[0].dtype) for each in sent]))
+    rest = iter(total.split([len(each) for each in sent]))
     return [None if each is None else next(rest).view(each.shape) for each in tensors]

@@ -77,7 +77,7 @@ class Shared:
 
     def _check(self, states: Iterable[State]) -> None:
         """Raise for scores that are no numbers, of which all ranks learn; on a GPU they make NaN of their rows, without waiting."""
-        if reads_values(self.ranks):
+        if reads_values(self.ranks, self.x):
             wrong = [rank for rank, state in zip(self.ranks.names, states, strict=True) if any(map(_has_nan, state))]
             if wrong:
                 of = ", ".join(f"rank {rank}" for rank in wrong)

@@ -140,9 +140,11 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, parts: Parts, *own: Tensor) -> tuple[Tensor, ...]:
         ctx.parts = parts
         longest = max(map(parts.length, range(parts.ranks.size)))
-        padded = [torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[-2])) for x in own]
+        with parts.ranks.working(parts.name):
+            padded = [torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[-2])) for x in own]
+            messages = parts.ranks.gather(parts.name, flat(padded))
         pieces: list[list[tuple[int, Tensor]]] = [[] for _ in own]
-        for message, spans in zip(parts.ranks.gather(parts.name, flat(padded)), parts.spans, strict=True):
+        for message, spans in zip(messages, parts.spans, strict=True):
             for of_one, x in zip(pieces, unflat(message, own, longest), strict=True):
                 of_one += [(span.place, x[..., span.own, :]) for span in spans]
         return tuple(torch.cat([x for _, x in sorted(of_one, key=lambda piece: piece[0])], -2) for of_one in pieces)
@@ -159,11 +161,14 @@ class _Returned(torch.autograd.Function):
     def forward(ctx: Any, parts: Parts, *whole: Tensor) -> tuple[Tensor, ...]:
         ctx.parts = parts
         ranks, rank = parts.ranks, parts.ranks.rank
-        of = [[torch.cat([x[..., span.whole, :] for span in spans], -2) for x in whole] for spans in parts.spans]
         others = [other for other in range(ranks.size) if other != rank]
-        sends = [(flat(of[other]), other) for other in others if parts.length(other) and parts.reads[rank][other]]
-        comes = [(torch.empty_like(flat(of[rank])), other) for other in others if parts.length(rank) and parts.reads[other][rank]]
-        ranks.start(parts.name, sends, comes)()
+        with ranks.working(parts.name):
+            of = [[torch.cat([x[..., span.whole, :] for span in spans], -2) for x in whole] for spans in parts.spans]
+            sends = [(flat(of[other]), other) for other in others if parts.length(other) and parts.reads[rank][other]]
+            comes = [
+                (torch.empty_like(flat(of[rank])), other) for other in others if parts.length(rank) and parts.reads[other][rank]
+            ]
+            ranks.start(parts.name, sends, comes)()
         wide = torch.promote_types(whole[0].dtype, torch.float32)
         total = sum((x.to(wide) for x, _ in comes), flat(of[rank]).to(wide))
         return tuple(x.to(whole[0].dtype) for x in unflat(total, whole, parts.length(rank)))

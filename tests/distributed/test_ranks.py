@@ -1,0 +1,317 @@
+"""Ranks and what they tell each other by: stores, backends and dtypes of every kind, and groups that broke or are gone."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from processes import SECONDS, Processes, _join
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import softmaxima as sm
+from softmaxima.distributed.ranks import ranks_of
+
+d = sm.distributed
+X = torch.arange(12.0, dtype=torch.float64).view(3, 4)
+TOO_LATE = 4.0  # seconds, of a group whose messages end after one
+
+
+def attempt(call: Callable[[], Any]) -> tuple[str, float]:
+    """(what it raises, or "right", after how many seconds)."""
+    begun = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begun
+    return "right", time.monotonic() - begun
+
+
+def of_rows(group: Any, rank: int, label: int, reduction: str) -> Tensor:
+    """A loss of a DTensor of which each rank has a row."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    x, labels = (DTensor.from_local(own, mesh, [Shard(0)]) for own in (X[rank : rank + 1], torch.tensor([label])))
+    return sm.cross_entropy(x, labels, reduction=reduction)
+
+
+# Errors on one rank -----------------------------------------------------------------------------------------------------------
+
+
+def of_an_error_that_nobody_waits_for(rank: int) -> list[str]:
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    wrong, _ = attempt(lambda: of_rows(group, rank, 9 if rank == 1 else 1, "none"))
+    return [wrong, *(attempt(lambda: of_rows(group, rank, 1, "mean"))[0] for _ in range(2))]
+
+
+def test_an_error_in_losses_of_each_row_leaves_the_group_as_it_was(three: Processes) -> None:
+    first, second, third = three.run(of_an_error_that_nobody_waits_for)
+    assert first == third == ["right"] * 3
+    assert second[0].startswith("IndexError: cross_entropy: target 9")
+    assert second[1:] == ["right", "right"]
+
+
+def of_a_broken_group(rank: int) -> list[tuple[str, float]]:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    found = [attempt(lambda: of_rows(group, rank, 9 if rank == 1 else 1, "mean"))]
+    found += [attempt(lambda: of_rows(group, rank, 1, "mean")) for _ in range(2)]
+    found += [attempt(lambda: d.softmax(X, group=group))]
+    dist.barrier()
+    return found
+
+
+def test_all_know_at_once_of_a_group_whose_messages_no_longer_meet(three: Processes) -> None:
+    for rank, (wrong, *later) in enumerate(three.run(of_a_broken_group)):
+        assert "IndexError: cross_entropy: target 9" in wrong[0]
+        assert wrong[0].startswith("IndexError" if rank == 1 else "RanksError: cross_entropy: rank 1 raised")
+        for told, seconds in later:
+            assert "no longer meet: rank 1 raised IndexError" in told
+            assert "make a new group" in told
+            assert seconds < TOO_LATE
+        assert max(seconds for _, seconds in later[1:]) < 0.9
+
+
+def of_messages_that_cannot_be_made(rank: int) -> list[str]:
+    calls = [
+        lambda group, device: d.batch_mean(torch.tensor(1.0), torch.ones((), device=device), group=group),
+        lambda group, device: ranks_of("test", group).sum("test", Unmade() if device == "meta" else X),  # type: ignore[arg-type]
+        lambda group, device: ranks_of("test", group).gather("test", Unmade() if device == "meta" else X),  # type: ignore[arg-type]
+    ]
+    groups = [dist.new_group(timeout=timedelta(seconds=1)) for _ in calls]
+    devices = ["meta" if rank == 1 else "cpu"] * len(calls)
+    return [attempt(lambda each=each: each[0](*each[1:]))[0] for each in zip(calls, groups, devices, strict=True)]
+
+
+class Unmade:
+    """A message that a rank has no memory for."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise MemoryError("no room")
+
+
+def test_what_keeps_a_rank_from_its_message_reaches_all(three: Processes) -> None:
+    first, second, third = three.run(of_messages_that_cannot_be_made)
+    for own, *others in zip(second, first, third, strict=True):
+        assert not own.startswith(("right", "RanksError"))
+        assert all(own in told and "rank 1 raised" in told for told in others), (own, others)
+
+
+def of_an_early_end(rank: int) -> str:
+    group = dist.new_group(timeout=timedelta(seconds=30))
+    message = torch.zeros(3, dtype=torch.int16)  # has no sum in gloo
+    return attempt(lambda: ranks_of("test", group).sum("test", message))[0]
+
+
+def test_a_message_that_fails_at_once_does_not_tell_of_a_timeout(three: Processes) -> None:
+    for told in three.run(of_an_early_end):
+        assert told.startswith("RanksError: test: a message failed after 0.")
+        assert "timeout" not in told
+
+
+def of_nothing_that_counts(rank: int) -> tuple[float, float]:
+    total = torch.tensor(3.0, requires_grad=True)
+    value = d.batch_mean(total, 0)
+    value.backward()
+    assert total.grad is not None
+    return value.item(), float(total.grad)
+
+
+def test_the_mean_of_nothing_has_no_slope(three: Processes) -> None:
+    for value, slope in three.run(of_nothing_that_counts):
+        assert value != value
+        assert slope == 0.0
+
+
+# Kinds of messages, stores and devices ------------------------------------------------------------------------------------------
+
+DTYPES = [
+    torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float32, torch.float64,
+    torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+def of_dtypes(rank: int) -> list[str]:
+    """Of which dtypes a whole sequence is not what the ranks have, and gradients are not theirs."""
+    wrong, whole = [], (torch.arange(14) % 3).view(7, 2)
+    own = d.places(7)
+    for dtype in DTYPES:
+        x = whole.to(dtype)
+        found = d.unshard(x[own] if dtype != torch.complex64 else x[own].conj())
+        wrong += [] if torch.equal(found.to(torch.complex128), x.to(torch.complex128)) else [str(dtype)]
+        if dtype.is_complex:
+            shard = x[own].clone().requires_grad_()
+            (slope,) = torch.autograd.grad((d.unshard(shard).abs() ** 2).sum(), shard)
+            wrong += [] if torch.allclose(slope, 6 * x[own]) else [f"the gradient of {dtype}"]
+    return wrong
+
+
+def test_a_sequence_of_any_dtype_can_be_whole(three: Processes) -> None:
+    assert three.run(of_dtypes) == [[], [], []]
+
+
+class Written(dist.Store):
+    """A store that is written in Python, which has no clone and deletes nothing."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self.of = store
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.of.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self.of.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self.of.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self.of.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=SECONDS)) -> None:
+        self.of.wait(keys, timeout)
+
+
+def of_a_written_store(rank: int, folder: str) -> list[str]:
+    dist.destroy_process_group()
+    store = Written(dist.FileStore(f"{folder}/written", 3))  # torch does not keep the object of Python
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    try:
+        mesh = init_device_mesh("cpu", (3,))
+        x = DTensor.from_local(X, mesh, [Shard(1)])
+        calls = (
+            lambda: d.softmax(X),
+            lambda: sm.softmax(x),
+            lambda: d.softmax(X, temperature=1.0 + (rank == 1)),
+            lambda: d.softmax(X),
+        )
+        return [attempt(call)[0] for call in calls]
+    finally:
+        _join(rank, 3, f"{folder}/again", SECONDS)
+
+
+def test_a_store_may_be_written_in_python(three: Processes, tmp_path: Path) -> None:
+    for plain, of_dtensor, differing, again in three.run(of_a_written_store, str(tmp_path)):
+        assert plain == of_dtensor == again == "right"
+        assert "temperature must be the same on all ranks" in differing
+
+
+def of_fake_ranks(rank: int, folder: str) -> list[str]:
+    """In a group whose other ranks are not there, by which programs are tried out on one."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        x = DTensor.from_local(X, init_device_mesh("cpu", (2,)), [Shard(1)])
+        labels, own = torch.tensor([0, 1, 2]), X.clone().requires_grad_()
+        head = d.LinearLoss(4, 6, dtype=torch.float64)
+        calls = [
+            lambda: d.softmax(own).sum().backward(),
+            lambda: d.cross_entropy(own, labels).backward(),
+            lambda: head(own, labels).backward(),
+            lambda: d.attention(X, X, X, is_causal=True),
+            lambda: sm.softmax(x),
+            lambda: sm.cross_entropy(x, labels),
+            lambda: d.softmax(X, temperature=-1.0),
+        ]
+        return [attempt(call)[0] for call in calls]
+    finally:
+        _join(rank, 1, f"{folder}/again", SECONDS)
+
+
+def test_a_group_of_ranks_that_are_not_there_answers_itself(one: Processes, tmp_path: Path) -> None:
+    (found,) = one.run(of_fake_ranks, str(tmp_path))
+    assert found[:-1] == ["right"] * 6
+    assert found[-1].startswith("InputError: distributed.softmax: temperature must be positive")
+
+
+def of_backends(rank: int, folder: str) -> list[float]:
+    """The timeout of groups of each way to name backends, where they were told 7 seconds."""
+    found = []
+    for number, backend in enumerate(("gloo", "cpu:gloo", "cuda:gloo", "cpu:gloo,cuda:gloo", None)):
+        dist.destroy_process_group()
+        how = {"init_method": f"file://{folder}/{number}", "rank": 0, "world_size": 1, "timeout": timedelta(seconds=7)}
+        dist.init_process_group(backend, **how)
+        assert attempt(lambda: d.softmax(X))[0] == "right"
+        found.append(ranks_of("test", None).timeout.total_seconds())
+    _join(rank, 1, f"{folder}/again", SECONDS)
+    return found
+
+
+def test_every_way_to_name_a_backend_has_its_timeout(one: Processes, tmp_path: Path) -> None:
+    assert one.run(of_backends, str(tmp_path)) == [[7.0] * 5]
+
+
+def of_keys(rank: int) -> list[int]:
+    """How many keys the store has after some calls, of which some fail alike on all ranks, and after many."""
+    store, counts = dist.distributed_c10d._get_process_group_store(dist.group.WORLD), []  # type: ignore[arg-type]
+    for calls in (4, 12):
+        for _ in range(calls):
+            mask, x = torch.ones(3, 4, dtype=torch.bool), X.clone().requires_grad_()
+            value = d.softmax(x, where=mask).square().sum()
+            mask.zero_()
+            assert "changed in place" in attempt(value.backward)[0]
+            assert "temperature" in attempt(lambda: d.softmax(X, temperature=1.0 + (rank == 1)))[0]
+            d.softmax(X)
+        dist.barrier()
+        counts.append(store.num_keys())
+        dist.barrier()
+    return counts
+
+
+def test_nothing_is_left_in_the_store_by_calls_or_errors(three: Processes) -> None:
+    for few, many in three.run(of_keys):
+        assert many <= few + 1  # of the barrier
+
+
+# Groups that were, and layers that are not yet ----------------------------------------------------------------------------------
+
+
+def of_a_destroyed_group(rank: int) -> list[tuple[str, float]]:
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    x = X.clone().requires_grad_()
+    value = d.softmax(x, group=group).square().sum()
+    dist.destroy_process_group(group)
+    assert weakref.ref(group)() is group
+    return [attempt(lambda: d.softmax(X, group=group)), attempt(value.backward)]
+
+
+def test_a_destroyed_group_is_told_at_once(three: Processes) -> None:
+    for found in three.run(of_a_destroyed_group):
+        for told, seconds in found:
+            assert told.startswith("RuntimeError: distributed")
+            assert "was destroyed; make another" in told
+            assert seconds < TOO_LATE
+
+
+def of_layers_without_memory(rank: int) -> list[float]:
+    """How far first values that are drawn later are from those drawn at once."""
+    makes = (
+        lambda device: d.LinearLoss(4, 7, bias=True, device=device),
+        lambda device: d.MarginSoftmax(4, 7, device=device),
+        lambda device: d.SampledSoftmax(4, 7, 2, device=device),
+    )
+    found = []
+    for make in makes:
+        later = make("meta")
+        assert all(parameter.is_meta for parameter in later.parameters())
+        later = later.to_empty(device="cpu")
+        torch.manual_seed(0)
+        later.reset_parameters()
+        torch.manual_seed(0)
+        now = make("cpu")
+        later(X.float(), torch.tensor([0, 6, 3])).backward()
+        pairs = zip(now.parameters(), later.parameters(), strict=True)
+        found += [float((a.full_tensor() - b.full_tensor()).abs().max()) for a, b in pairs]
+    return found
+
+
+def test_a_layer_may_be_given_memory_later(three: Processes) -> None:
+    assert all(set(found) == {0.0} for found in three.run(of_layers_without_memory))
