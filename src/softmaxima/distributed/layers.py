@@ -21,7 +21,7 @@ from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.maps import shared_map
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
-from softmaxima.distributed.sampled import as_sampled
+from softmaxima.distributed.sampled import as_same_rows, as_sampled
 from softmaxima.heads.arguments import check_options, check_place, unrounded
 from softmaxima.heads.exact import all_scores, best_scores
 from softmaxima.heads.labelled import Rows, as_rows
@@ -320,33 +320,26 @@ class SampledSoftmax(ShardedHead):
         with ranks.telling(name):
             hidden, options = as_tensor(name, "hidden", hidden), self.options
             drawn = {"samples": self.samples, "sampler": self.sampler, "sparse": False, "generator": self.generator}
-            asked = as_sampled(name, hidden, own, target, bias, **options, **drawn, learns=True) if self.training else None
+            asked = as_sampled(name, hidden, own, target, bias=bias, **options, **drawn, learns=True) if self.training else None
         if asked is not None:
             return asked.evaluate(ranks)
         known = ("temperature", "ignore_index", "reduction", "reduce_hidden")
         return linear_loss(hidden, own, target, bias=bias, group=self.mesh, **{key: options[key] for key in known})
 
     def log_prob(self, hidden: Any) -> Any:
-        """Log softmax over all classes, of own classes, (…, own classes), in nats. The gradient by hidden is that of all ranks."""
-        with self._ranks.telling(self._name):
-            given = as_tensor(self._name, "hidden", hidden)
-            rows = self._rows(_OfAllRanks.apply(given, self._ranks, self._name))
-            with unrounded(given):
-                scores = all_scores(rows).reshape(*rows.shape, rows.classes)
+        """Log softmax over all classes, of own classes, (…, own classes), in nats.
+
+        The gradients by hidden, where `reduce_hidden` says so, and by the temperature are those of the sum over all ranks.
+        """
+        name, ranks = self._name, self._ranks
+        with ranks.telling(name):
+            given = as_tensor(name, "hidden", hidden)
+            rows = as_rows(name, given, self._own_vectors(), self._own(self.bias), 1.0)
+            same = as_same_rows(name, rows, self.options["temperature"], self.options["reduce_hidden"])
+        ranks.agree(name, rows.classes, same.alike())
+        with ranks.working(name), unrounded(given):
+            scores = all_scores(same.divided(ranks, name)).reshape(*rows.shape, rows.classes)
         return like_input(shared_map("log_softmax", scores, group=self.mesh).to(rows.dtype), hidden)
 
     def _rows(self, hidden: Any) -> Rows:
         return as_rows(self._name, hidden, self._own_vectors(), self._own(self.bias), self.options["temperature"])
-
-
-class _OfAllRanks(torch.autograd.Function):
-    """What is the same on all ranks, whose gradient each adds to."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, name: str) -> Tensor:
-        ctx.ranks, ctx.name = ranks, name
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        return ctx.ranks.sum(ctx.name, upstream[0]), None, None
