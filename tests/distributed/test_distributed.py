@@ -208,13 +208,14 @@ def of_a_sum(rank: int) -> float:
     x, own = 5 * normal(4, 9, 3, seed=1), own_of(rank, (4, 0, 5))
     tau, farthest = (normal(4, 1, 3, seed=2).abs() + 0.5).requires_grad_(), 0.0
     every: list[dict[str, Any]] = [{}, {"keepdim": True}, {"where": normal(4, 9, 3, seed=3) > 0.5}, {"temperature": tau}]
+    every += [{"dim": (0, 1)}, {"dim": (2, -2), "keepdim": True}]
     for options in every:
         results = []
         for shared in (False, True):
             scores = (x[:, own] if shared else x).clone().requires_grad_()
             mine = {**options, "where": options["where"][:, own]} if shared and "where" in options else options
             of: Any = sm.distributed if shared else sm
-            value = of.logsumexp(scores, 1, **mine)
+            value = of.logsumexp(scores, **{"dim": 1, **mine})
             slopes = torch.autograd.grad(finite(value).square().sum(), [scores, *([tau] if "temperature" in options else [])])
             results.append([value.detach(), slopes[0] if shared else slopes[0][:, own], *slopes[1:]])
         farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
@@ -418,7 +419,7 @@ def test_a_rank_that_ends_or_hangs_is_named(how: str, pool: Pool) -> None:
 def test_without_a_group_it_says_how_to_make_one() -> None:
     assert not dist.is_initialized()
     with pytest.raises(
-        RuntimeError, match=r"distributed.shared_map: there is no process group; call torch.distributed.init_process"
+        RuntimeError, match=r"distributed.softmax: there is no process group; call torch.distributed.init_process"
     ):
         sm.distributed.softmax(torch.zeros(3))
     with pytest.raises(AttributeError, match="no attribute 'softmox'"):

@@ -21,7 +21,7 @@ from softmaxima.maps import REGISTRY as MAPS
 WIDTHS = (5, 0, 4)
 LABELS = torch.tensor([0, 8, -100, 3])
 STEP = 1e-5
-WITHOUT = {"RanksError", "batch_mean", "places", "unshard"}  # which take no such numbers; `shared_loss` refuses them
+WITHOUT = {"RanksError", "batch_mean", "places", "shared_loss", "unshard"}  # which take no such numbers, or refuse them
 # (what it is, numbers that are the same on all ranks, what is made of them, whether that is the same on all ranks too)
 Case = tuple[str, dict[str, Tensor], Callable[..., Tensor], bool]
 
@@ -57,7 +57,7 @@ def of_heads(rank: int) -> Iterator[Case]:
         what = f"{reduces} {tuple(tau.shape)} {has_bias}"
         for name, more in (("linear_loss", {}), ("sampled_softmax_loss", sampled)):
             given = {"hidden": hidden, **layer, **more}
-            yield f"{name} {what}", same, lambda f=getattr(of, name), given=given, **t: f(**{**given, **t}), True
+            yield f"{name} {what}", same, lambda name=name, given=given, **t: getattr(of, name)(**{**given, **t}), True
         if not has_bias and tau.ndim == 0:
             same = {"scale": 5 * tau, **({"hidden": hidden} if reduces else {})}
             given = {"hidden": hidden, **layer}
@@ -143,8 +143,6 @@ def test_what_is_the_same_on_all_ranks_gets_its_whole_gradient(kind: str, three:
 
 
 def test_every_function_and_module_is_asked() -> None:
-    asked = set(
-        """LinearLoss MarginSoftmax SampledSoftmax attention linear_loss logsumexp margin_softmax_loss sampled_softmax_loss
-        shared_map softmin""".split()
-    )
-    assert {*sm.distributed.__all__} == asked | WITHOUT | {"shared_loss"}
+    layers, functions = {"LinearLoss", "MarginSoftmax", "SampledSoftmax"}, {"attention", "linear_loss", "logsumexp", "softmin"}
+    asked = {*layers, *functions, "margin_softmax_loss", "sampled_softmax_loss", "shared_map"}
+    assert {*sm.distributed.__all__} == asked | WITHOUT

@@ -436,6 +436,10 @@ def told(rank: int, what: str) -> str:
         k.requires_grad_(rank == 0)
     elif what == "alpha":
         options.update(map="entmax", alpha=1.5 if rank else 1.3)
+    elif what == "for all queries":
+        options["temperature"] = torch.tensor([0.5, 0.7 + rank], dtype=torch.float64, requires_grad=True)[:, None, None]
+    elif what == "a mask that learns":
+        options["attn_mask"] = torch.zeros(4, 12).double().requires_grad_(rank == 1)
     elif what == "queries":
         q, options["form"] = q[:, : 4 - rank], "merge"
     elif what == "layout":
@@ -466,6 +470,8 @@ def told(rank: int, what: str) -> str:
         ("window", "window must be the same on all ranks, got (0, 0) on rank 0, (1, 1) on rank 1, (2, 2) on rank 2"),
         ("gradients", "gradients must be the same on all ranks, got key on rank 0, none on rank 1, none on rank 2"),
         ("alpha", "alpha must be the same on all ranks, got 1.3 on rank 0, 1.5 on rank 1, 1.5 on rank 2"),
+        ("for all queries", "temperature must be the same on all ranks, got torch.float64 of shape (2, 1, 1) with the checksum"),
+        ("a mask that learns", "gradients must be the same on all ranks, got none on rank 0, attn_mask on rank 1, none on rank 2"),
         ("queries", "queries must be the same on all ranks, got 4 on rank 0, 3 on rank 1, 2 on rank 2"),
         ("layout", "of 10 balanced keys the ranks must have 3, 3, 4, got 4, 2, 4; each takes those at sm.distributed.places(10)"),
     ],

@@ -18,29 +18,40 @@ from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept
 from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.maps import REGISTRY
 from softmaxima.maps.softmax import SOFTMIN
 
 
 def shared_map(
-    map: AnyMap, shard: Tensor, dim: int = -1, *, group: Group = None, temperature: Any = 1.0, where: Any = None, **params: Any
+    map: AnyMap,
+    shard: Tensor,
+    dim: int = -1,
+    *,
+    group: Group = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
+    **params: Any,
 ) -> Tensor:
     """A map of whole rows x/τ, of which every rank of a group has the scores `shard`, in the order of ranks.
+
+    p_r = map((x_0, …, x_{R−1})/τ)_r,    x_r the scores of the rank r of R, p_r what it gets.
 
     `sm.distributed.sparsemax(shard, …)` is `shared_map("sparsemax", shard, …)`, and so for every map that has `blocks`.
 
     Args:
         map: a registered name, the function of a map or a `Map`.
         shard: this rank's scores, of any dtype. All axes but `dim` are the same on every rank; along `dim` each may have any number
-            of scores, and none.
+            of scores, and none. In the order of ranks they are the rows.
         group: a process group, a mesh of one axis, or None for all ranks.
         dim, temperature, where, params: as of the map; `where` is of this rank's scores. Temperature and parameters are the same
             on every rank to the last bit, a function by its code and what it holds; each gets the gradient of whole rows by one
             that requires grad.
 
     Returns:
-        The probabilities of this rank's scores, in their dtype: those of whole rows, merged in float64.
+        The probabilities of this rank's scores, of their shape and in their dtype: those of whole rows, merged in float64.
 
     Raises:
+        TypeError or ValueError for what the map would refuse, or a map without `blocks`, and RanksError on the other ranks then.
         RanksError on every rank: where rows, dtypes, maps or options differ among them, one has refused its arguments, one has NaN,
         or does not answer within the group's timeout; each names the ranks, and where one has raised since they agreed, its error,
         which that rank raises itself. There is no second derivative, no torch.func and no forward mode.
@@ -50,9 +61,10 @@ def shared_map(
     top-p, which takes nine or ten more, of 263 numbers, where a nucleus is not among the 64 largest of each rank. The gradient is
     one more, of 2 to 7 numbers a row, and one where temperature or a parameter is learnt. All in float64.
     """
-    ranks = ranks_of("distributed.shared_map", group)
-    with ranks.telling("distributed.shared_map"):
-        found = find_map(map, "distributed")
+    called = f"distributed.{map if isinstance(map, str) and map in REGISTRY else 'shared_map'}"
+    ranks = ranks_of(called, group)
+    with ranks.telling(called):
+        found = find_map(map, called)
         name = f"distributed.{found.name}"
         if found.blocks is None:
             raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
@@ -66,10 +78,18 @@ def shared_map(
     return of_shared_rows(name, found, ranks, agreement, rows, tau, mask, values).movedim(-1, axis)
 
 
-def softmin(shard: Tensor, dim: int = -1, *, group: Group = None, temperature: Any = 1.0, where: Any = None) -> Tensor:
+def softmin(
+    shard: Tensor,
+    dim: int = -1,
+    *,
+    group: Group = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
+) -> Tensor:
     """Softmin of whole rows, exp(−x_i/τ) / Σ_j exp(−x_j/τ), of which every rank of a group has the scores `shard`.
 
-    Arguments, errors and cost as of `shared_map`. Here +∞ is the score that gets exactly zero.
+    Arguments, shapes, what is returned and raised, and cost as of `shared_map` of softmax. Here +∞ is the score that gets exactly
+    zero.
     """
     name = "distributed.softmin"
     with ranks_of(name, group).telling(name):

@@ -29,7 +29,7 @@ from softmaxima.heads.candidates import Candidates, Drawing, as_drawing
 from softmaxima.heads.corrections import target_correction
 from softmaxima.heads.labelled import Labelled, Rows, as_labelled
 from softmaxima.heads.sampled import check_options
-from softmaxima.heads.samplers import LogUniformSampler
+from softmaxima.heads.samplers import AnySampler, LogUniformSampler
 from softmaxima.losses._classification import REGISTRY, prepare
 
 ELSEWHERE = -2  # a label of another rank, and
@@ -42,7 +42,7 @@ def sampled_softmax_loss(
     target: Tensor,
     *,
     samples: int,
-    sampler: Any,
+    sampler: str | Tensor | AnySampler,
     group: Group = None,
     bias: Tensor | None = None,
     correction: str = "positive",
@@ -76,7 +76,13 @@ def sampled_softmax_loss(
             which leaves the estimate unbiased.
         The others: as of `sm.sampled_softmax_loss`, the same on every rank.
 
-    Returns, raises: as `linear_loss` here.
+    Returns:
+        The loss, as that of `linear_loss` here. The gradients by weight and bias are of own classes, sparse by `sparse`; those by
+        hidden and the temperature as there.
+
+    Raises:
+        TypeError, ValueError or IndexError for what `sm.sampled_softmax_loss` refuses, and RanksError on the other ranks then;
+        RanksError on every rank, as of `shared_loss`. There is no second derivative.
 
     Cost: one all-gather of 4 numbers a row in float64, and one all-reduce of hidden's size in the backward pass; on each rank as
     of `sm.sampled_softmax_loss`. Sources: as of that; for drawing on each rank An et al. (2022), arXiv:2203.15565.

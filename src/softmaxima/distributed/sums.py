@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
-from softmaxima.core.arguments import as_scores, rows_last
+from softmaxima.core.arguments import as_scores
 from softmaxima.core.contract import find_map
 from softmaxima.core.jacobian import narrowed
-from softmaxima.core.numbers import check_flag
 from softmaxima.core.parts import InParts
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
@@ -22,21 +22,33 @@ from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept
 from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.lse.logsumexp import check_dims, prepare
 
 NAME = "distributed.logsumexp"
 
 
 def logsumexp(
-    shard: Tensor, dim: int = -1, *, group: Group = None, keepdim: bool = False, where: Any = None, temperature: Any = 1.0
+    shard: Tensor,
+    dim: int | Sequence[int] = -1,
+    *,
+    group: Group = None,
+    keepdim: bool = False,
+    where: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor:
-    """log Σ exp(x/τ) of whole rows, of which every rank of a group has the scores `shard`; the same on every rank.
+    """log Σ_r Σ exp(x_r/τ), in nats, of whole rows, of which every rank r of a group has the scores `shard`, x_r.
 
     Args:
         shard: this rank's scores. All axes but `dim` are the same on every rank; along `dim` each may have any number, and none.
+        dim: the axis that ranks share, or several that are summed over together.
         group: a process group, a mesh of one axis, or None for all ranks.
-        dim, keepdim, where, temperature: as of `sm.logsumexp`; `where` is of this rank's scores.
+        keepdim, where, temperature: as of `sm.logsumexp`; `where` is of this rank's scores.
+
+    Returns:
+        The sums, the same to the last bit on every rank, in the dtype of the scores and of their shape without `dim`, or 1 there.
 
     Raises:
+        TypeError or ValueError for what `sm.logsumexp` refuses, and for complex scores, and RanksError on the other ranks then.
         RanksError on every rank: where rows or dtypes differ among them, one has refused its arguments, has NaN, or does not
         answer within the group's timeout. There is no second derivative.
 
@@ -46,12 +58,11 @@ def logsumexp(
     ranks = ranks_of(NAME, group)
     with ranks.telling(NAME):
         x = as_scores(NAME, shard)
-        axis, rows, tau, mask = rows_last(NAME, x, dim, temperature, where)
-        keepdim = check_flag(NAME, "keepdim", keepdim)
-    options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": axis, "keepdim": keepdim, "temperature": tau}
+        dims = check_dims(NAME, dim, x.ndim)
+        rows, tau, mask, _, shape = prepare(NAME, x, dims, keepdim, where, temperature)
+    options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": dims, "keepdim": keepdim, "temperature": tau}
     agreement = ranks.agree(NAME, rows.shape[-1], alike(options, learning={"scores": rows, "temperature": tau}))
-    value = sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).movedim(-1, axis)
-    return value if keepdim else value.squeeze(axis)
+    return sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).reshape(shape)
 
 
 def sum_of_shared_rows(name: str, ranks: AnyRanks, agreement: Agreement, rows: Tensor, tau: Any, mask: Tensor | None) -> Tensor:
