@@ -418,9 +418,7 @@ def test_a_rank_that_ends_or_hangs_is_named(how: str, pool: Pool) -> None:
 
 def test_without_a_group_it_says_how_to_make_one() -> None:
     assert not dist.is_initialized()
-    with pytest.raises(
-        RuntimeError, match=r"distributed.softmax: there is no process group; call torch.distributed.init_process"
-    ):
+    with pytest.raises(RuntimeError, match=r"distributed.softmax: there is no process group; call torch.distributed.init_process"):
         sm.distributed.softmax(torch.zeros(3))
     with pytest.raises(AttributeError, match="no attribute 'softmox'"):
         sm.distributed.softmox(torch.zeros(3))

@@ -11,7 +11,6 @@ from torch import Tensor
 from softmaxima.core.arguments import as_scores, moved_last, rows_last
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
-from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
 from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
@@ -116,11 +115,11 @@ class _SharedMap(torch.autograd.Function):
         shared = share(x.detach(), tau, values)
         with shared.ranks.working(shared.name):
             state, _ = shared.state()
-            p = shared.own.probabilities(state)
+            p, where = shared.probabilities(state)
         ctx.share, ctx.ranks, ctx.map, ctx.width = share, shared.ranks, map, len(state)
         given = [x, tau, *values]
         ctx.numbers = [value if not isinstance(value, Tensor) else None for value in given]
-        ctx.save_for_backward(*state, *(value for value in given if isinstance(value, Tensor)))
+        ctx.save_for_backward(*state, where, *(value for value in given if isinstance(value, Tensor)))
         ctx.kept = Kept(shared.mask)
         return p
 
@@ -133,12 +132,11 @@ class _SharedMap(torch.autograd.Function):
         with ctx.ranks.working(name):
             ctx.kept.check(name)
             saved = ctx.saved_tensors  # read once: what a checkpoint computes again, it computes for one reading
-            state, tensors = saved[: ctx.width], iter(saved[ctx.width :])
+            state, where, tensors = saved[: ctx.width], saved[ctx.width], iter(saved[ctx.width + 1 :])
             x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
             shared = ctx.share(x, tau, values)
-            sums = shared.sums(g.double(), state)
-            v, learned = shared.rows.pull(shared.own.part, g.double(), state, sums)
-            return None, None, narrowed(v, x.dtype), *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
+            v, learned = shared.pull(g, state, where)
+            return None, None, v, *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
 
 
 def _of_all(shared: Shared, values: Sequence[Any], needed: Sequence[bool], learned: dict[str, Tensor]) -> list[Tensor | None]:
@@ -147,8 +145,7 @@ def _of_all(shared: Shared, values: Sequence[Any], needed: Sequence[bool], learn
     chosen = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
     if not chosen:
         return [None] * len(names)
-    every = shared.told([learned[name] for name in chosen])
-    totals = {name: torch.stack([each[i] for each in every]).sum(0) for i, name in enumerate(chosen)}
+    totals = dict(zip(chosen, shared.total([learned[name] for name in chosen]), strict=True))
     return [
         totals[name].sum_to_size(value.shape).to(value.dtype) if name in totals else None
         for name, value in zip(names, values, strict=True)

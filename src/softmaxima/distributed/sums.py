@@ -106,13 +106,13 @@ class _Sum(torch.autograd.Function):
             p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
             v = over(p * g.double(), shared.rows.tau)
             if learns:
-                own = -(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)
-                of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
+                (total,) = shared.total([-(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)])
+                of_tau = total.sum_to_size(tau.shape).to(tau.dtype)
             return None, narrowed(v, x.dtype), of_tau
 
 
 def _of_infinities(shared: Shared) -> Tensor:
     """What each +∞ has of those of its row, on all ranks."""
     infinite = (shared.own.part.x == math.inf).double()
-    counts = [each for (each,) in shared.told([infinite.sum(-1, keepdim=True)])]
-    return infinite / torch.stack(counts).sum(0).clamp_min(1.0)
+    (count,) = shared.total([infinite.sum(-1, keepdim=True)])
+    return infinite / count.clamp_min(1.0)
