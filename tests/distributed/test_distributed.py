@@ -17,6 +17,7 @@ import torch.distributed as dist
 from processes import Pool, Processes
 from shards import apart, finite, in_turns, normal, own_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import softmaxima as sm
 from conftest import Case, LossCase, cases, exhaustively, some
@@ -107,6 +108,33 @@ def test_a_second_message_comes_where_a_support_is_wide_and_only_there(three: Pr
     for far, sent in three.run(of_many_candidates):
         assert far <= 1e-13
         assert sent == [3 * (rows.CANDIDATES + 1), 3 * 300, 3 * (rows.CANDIDATES + 1)]
+
+
+class Searches(TorchDispatchMode):
+    """How often the largest scores are looked for."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func is torch.ops.aten.topk.default
+        return func(*args, **(kwargs or {}))
+
+
+def of_searches(rank: int) -> tuple[int, float]:
+    x, g, own = 3 * normal(4, 900, seed=1), normal(4, 900, seed=2), own_of(rank, (500, 0, 400))
+    scores, whole = x[:, own].clone().requires_grad_(), x.requires_grad_()
+    p = sm.distributed.entmax15(scores)
+    with Searches() as searches:
+        p.backward(g[:, own])
+    (expected,) = torch.autograd.grad(sm.entmax15(whole), whole, g)
+    assert scores.grad is not None
+    return searches.number, apart(scores.grad, expected[:, own])
+
+
+def test_the_gradient_looks_for_no_support_again(three: Processes) -> None:
+    for number, far in three.run(of_searches):
+        assert number == 0
+        assert far <= 1e-13
 
 
 def of_a_nucleus(rank: int) -> list[tuple[float, bool, list[int]]]:

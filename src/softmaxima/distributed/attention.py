@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from softmaxima.core.numbers import check_choice, check_count
 from softmaxima.core.parts import merged
 from softmaxima.distributed.agreement import alike, learns
 from softmaxima.distributed.copied import copied
-from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.layouts import Span, check_layout, spans_of
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 from softmaxima.distributed.rounds import Part, Rounds, part_of, rounds_of, rows_of, scores_of, sees
@@ -118,8 +117,7 @@ def attention(
     rows = [x.shape[-2] if x.ndim > 1 else 1 for x in learning.values()]
     of_queries, of_keys, *of_rows = ranks.agree_on(NAME, (length, own.key.shape[-2], *rows), same)
     of_all = {what: x for (what, x), each in zip(learning.items(), of_rows, strict=True) if set(each.widths) == {1}}
-    if form == "merge":  # where every rank finds whole gradients
-        of_all = {}
+    of_all = of_all if form != "merge" else {}  # where every rank finds whole gradients
     keys = spans_of(NAME, "keys", of_keys, layout)
     queries = [(Span(0, length, 0),)] * ranks.size if form == "merge" else spans_of(NAME, "queries", of_queries, layout)
     queries = [tuple(replace(span, place=span.place + first_query) for span in spans) for spans in queries]
@@ -127,10 +125,8 @@ def attention(
     with ranks.telling(NAME):
         same = dict(zip(of_all, copied(ranks, NAME, *of_all.values()), strict=True))
         of_all_keys = {what: same.get(what, x) for what, x in of_all_keys.items()}
-        options |= {
-            "temperature": same.get("temperature", temperature),
-            "params": {what: same.get(what, x) for what, x in params.items()},
-        }
+        options["temperature"] = same.get("temperature", temperature)
+        options["params"] = {what: same.get(what, x) for what, x in params.items()}
         everywhere = (x.new_zeros(1).expand(*x.shape[:-2], of_keys.whole, x.shape[-1]) for x in (own.key, own.value))
         request = check_request(NAME, query, *everywhere, **of_all_keys, **options)
     if of_all or any(x is not None for x in of_all_keys.values()):
@@ -139,9 +135,9 @@ def attention(
     parts = Parts(NAME, ranks, keys, reads)
     with ranks.working(NAME):
         if form == "gather":
-            output = _gathered(Shared(form, request, queries[ranks.rank], parts), own.key, own.value)
+            output = _gathered(SharedAttention(form, request, queries[ranks.rank], parts), own.key, own.value)
         else:
-            shared = Shared(form, _without_graph(request), queries[ranks.rank], parts)
+            shared = SharedAttention(form, _without_graph(request), queries[ranks.rank], parts)
             learns_bias = request.bias is not None and request.bias.requires_grad
             output = _Attention.apply(shared, learns_bias, own.key, own.value, *_tensors(request).values())
     return output.to(value.dtype) if isinstance(value, Tensor) else output
@@ -169,7 +165,7 @@ def _numbers(request: Request) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class SharedAttention:
     """Attention of which this rank has some queries, and a part of the keys and values."""
 
     form: str
@@ -191,7 +187,7 @@ class Shared:
         ]
 
 
-def _gathered(shared: Shared, key: Tensor, value: Tensor) -> Tensor:
+def _gathered(shared: SharedAttention, key: Tensor, value: Tensor) -> Tensor:
     """Every span of queries attends to the keys that some of it see, by operations that autograd records."""
     keys, values = shared.parts.gathered(key, value)
     visible, outputs = shared.request.visible, []
@@ -209,12 +205,12 @@ def _gathered(shared: Shared, key: Tensor, value: Tensor) -> Tensor:
 class _InRounds:
     """The rounds of each span of queries, with tensors of which no graph is recorded."""
 
-    shared: Shared
+    shared: SharedAttention
     rounds: list[Rounds]
     nothing: list[Part]  # a part without keys
 
     @classmethod
-    def of(cls, shared: Shared, key: Tensor, value: Tensor, learns_bias: bool) -> _InRounds:
+    def of(cls, shared: SharedAttention, key: Tensor, value: Tensor, learns_bias: bool) -> _InRounds:
         rounds = [rounds_of(rows_of(shared.request, span), learns_bias) for span in shared.queries]
         return cls(shared, rounds, [own.nothing(key, value) for own in rounds])
 
@@ -306,26 +302,23 @@ class _Attention(torch.autograd.Function):
     """Of a request without a graph: it takes the tensors of one beside keys and values."""
 
     @staticmethod
-    def forward(ctx: Any, shared: Shared, learns_bias: bool, key: Tensor, value: Tensor, *beside: Tensor) -> Tensor:
+    def forward(ctx: Any, shared: SharedAttention, learns_bias: bool, key: Tensor, value: Tensor, *beside: Tensor) -> Tensor:
         with torch.autocast(key.device.type, enabled=False):
             ends = _InRounds.of(shared, key, value, learns_bias).attend(key, value)
         request = shared.request
         ctx.kept = Kept(*vars(request).values(), *request.params.values(), request.visible.lengths)
-        ctx.shared, ctx.learns_bias, ctx.widths = shared, learns_bias, [len(end) for end in ends]
-        ctx.save_for_backward(key, value, *(x for end in ends for x in end))
+        ctx.shared, ctx.learns_bias = shared, learns_bias
+        save(ctx, key, value, ends)
         return torch.cat([end[0].to(value.dtype) for end in ends], -2)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
-        shared: Shared = ctx.shared
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{NAME}: there is no second derivative by form={shared.form!r}; gather the keys, by form='gather'")
+        shared: SharedAttention = ctx.shared
+        once(NAME, "gather the keys, by form='gather'")
         with shared.ranks.working(NAME):
             ctx.kept.check(NAME)
-            key, value, *saved = ctx.saved_tensors
-            saved = iter(saved)
-            ends = [tuple(itertools.islice(saved, width)) for width in ctx.widths]
+            key, value, ends = saved(ctx)
             slopes = [g[..., span.own, :] for span in shared.queries]
             with torch.autocast(key.device.type, enabled=False):
                 rounds = _InRounds.of(shared, key, value, ctx.learns_bias)

@@ -17,8 +17,9 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
+from softmaxima.distributed.kept import once, save, saved
 from softmaxima.distributed.labels import here
-from softmaxima.distributed.losses import Found, RowLosses, Scores, alike_of_batch, bind_to, check_constants, per_row
+from softmaxima.distributed.losses import RowLosses, Scores, alike_of_batch, bind_to, check_constants, per_row
 from softmaxima.distributed.partial import some_classes
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
 from softmaxima.heads.arguments import unrounded
@@ -284,27 +285,24 @@ class _LayerLoss(torch.autograd.Function):
         with unrounded(hidden):
             found = losses.evaluate(scores)
         value, scale = found.reduced(head.request.batch.reduction)
-        saved, ctx.width = found.saved()
         ctx.kept = losses.kept()
         ctx.head, ctx.losses = head, losses
-        ctx.tau = None if isinstance(tau, Tensor) else tau
-        ctx.save_for_backward(hidden, weight, bias, tau if isinstance(tau, Tensor) else None, scale, *saved)
+        save(ctx, hidden, weight, bias, tau, scale, found)
         return narrowed(value, head.request.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         head, losses = ctx.head, ctx.losses
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{head.name}: there is no second derivative; take the loss of whole rows")
+        once(head.name, "take the loss of whole rows")
         with head.ranks.working(head.name):
             ctx.kept.check(head.name)
-            hidden, weight, bias, tau, scale, *saved = ctx.saved_tensors  # bias and tau may be None
+            hidden, weight, bias, tau, scale, found = saved(ctx)
             by_hidden, by_weight, by_bias, by_tau = ctx.needs_input_grad[2:]
-            own = head.of(hidden, weight, bias, ctx.tau if tau is None else tau)
-            layer, found = own.layer(), Found.again(saved, ctx.width)
+            own = head.of(hidden, weight, bias, tau)
+            layer = own.layer()
             by_rows = per_row(upstream[0], scale, found, head.request.batch.reduction == "none")
             of_layer = LayerGradients.of(own.request.hidden, layer, (by_hidden, by_weight, by_bias))
-            of_tau = torch.zeros_like(tau, dtype=torch.float64) if by_tau and tau is not None else None
+            of_tau = torch.zeros_like(tau, dtype=torch.float64) if by_tau else None
             with unrounded(hidden):
                 for span, part, scores, labels in own.parts(losses, layer):
                     g = losses.slope(span, scores.x, found, by_rows[span] / part.tau)

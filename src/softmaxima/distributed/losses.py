@@ -18,7 +18,7 @@ from softmaxima.core.parts import InParts, merged
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers, sizes
 from softmaxima.distributed.agreement import Agreement, alike, learns
-from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.labels import spoken
 from softmaxima.distributed.ranks import AnyRanks, Group, RanksError, ranks_of, reads_values
 from softmaxima.distributed.rows import MESSAGES, Shared
@@ -157,16 +157,6 @@ class Found(NamedTuple):
         value, number = sums if total is None else total(sums)
         scale = 1 / number if reduction == "mean" else one
         return value * scale, scale
-
-    def saved(self) -> tuple[list[Tensor], int]:
-        """Its tensors, and how many there are of the state."""
-        return [self.values, self.counted, *self.targets, *self.state, *self.sums], len(self.state)
-
-    @classmethod
-    def again(cls, saved: Any, width: int) -> Found:
-        values, counted, *rest = saved
-        count = len(Targets._fields)
-        return cls(values, counted, Targets(*rest[:count]), tuple(rest[count : count + width]), tuple(rest[count + width :]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,21 +316,16 @@ class _SharedLoss(torch.autograd.Function):
         with loss.ranks.working(loss.name):
             found = loss.evaluate(lambda: [(..., x.detach())])
             value, scale = found.reduced(reduction, total)
-        saved, ctx.width = found.saved()
         ctx.loss, ctx.is_of_rows, ctx.kept = loss, reduction == "none", loss.kept()
-        ctx.save_for_backward(x, scale, *saved)
+        save(ctx, x, scale, found)
         return narrowed(value, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{ctx.loss.name}: there is no second derivative; gather the scores, and take the loss of whole rows"
-            )
+        once(ctx.loss.name, "gather the scores, and take the loss of whole rows")
         ctx.kept.check(ctx.loss.name)
-        x, scale, *saved = ctx.saved_tensors
-        found = Found.again(saved, ctx.width)
+        x, scale, found = saved(ctx)
         slope = ctx.loss.slope(..., x, found, per_row(g, scale, found, ctx.is_of_rows))
         return None, None, None, slope
 

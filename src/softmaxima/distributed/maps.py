@@ -14,7 +14,7 @@ from softmaxima.core.evaluation import check_params
 from softmaxima.core.parts import InParts
 from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
-from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
 from softmaxima.maps import REGISTRY
@@ -116,10 +116,8 @@ class _SharedMap(torch.autograd.Function):
         with shared.ranks.working(shared.name):
             state, _ = shared.state()
             p, where = shared.probabilities(state)
-        ctx.share, ctx.ranks, ctx.map, ctx.width = share, shared.ranks, map, len(state)
-        given = [x, tau, *values]
-        ctx.numbers = [value if not isinstance(value, Tensor) else None for value in given]
-        ctx.save_for_backward(*state, where, *(value for value in given if isinstance(value, Tensor)))
+        ctx.share, ctx.ranks, ctx.map = share, shared.ranks, map
+        save(ctx, state, where, x, tau, values)
         ctx.kept = Kept(shared.mask)
         return p
 
@@ -127,13 +125,10 @@ class _SharedMap(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
         name = f"distributed.{ctx.map.name}"
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{name}: there is no second derivative; gather the scores, and take the map of whole rows")
+        once(name, "gather the scores, and take the map of whole rows")
         with ctx.ranks.working(name):
             ctx.kept.check(name)
-            saved = ctx.saved_tensors  # read once: what a checkpoint computes again, it computes for one reading
-            state, where, tensors = saved[: ctx.width], saved[ctx.width], iter(saved[ctx.width + 1 :])
-            x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
+            state, where, x, tau, values = saved(ctx)
             shared = ctx.share(x, tau, values)
             v, learned = shared.pull(g, state, where)
             return None, None, v, *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)

@@ -19,7 +19,7 @@ from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
-from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
 from softmaxima.lse.logsumexp import check_dims, prepare
@@ -83,26 +83,24 @@ class _Sum(torch.autograd.Function):
             state, _ = shared.state()
         ctx.share, ctx.ranks = share, shared.ranks
         ctx.infinite = state[0].is_cpu and bool((state[0] == math.inf).any())  # on a GPU to look would wait
-        ctx.tau = None if isinstance(tau, Tensor) else tau
         ctx.kept, ctx.name = Kept(shared.mask), shared.name
-        ctx.save_for_backward(*state, x, *([tau] if isinstance(tau, Tensor) else []))
+        save(ctx, state, x, tau)
         return narrowed(monoid.LogSum(*state).value(shared.rows.tau), x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{NAME}: there is no second derivative; gather the scores, and take the sum of whole rows")
+        once(ctx.name, "gather the scores, and take the sum of whole rows")
         learns = ctx.needs_input_grad[2]
         with ctx.ranks.working(ctx.name) if ctx.infinite or learns else contextlib.nullcontext():  # for no message nobody waits
             ctx.kept.check(ctx.name)
-            *state, x, tau = (*ctx.saved_tensors, ctx.tau)[:5]
+            state, x, tau = saved(ctx)
             shared = ctx.share(x, tau)
             of_tau = None
             shares = _of_infinities(shared) if ctx.infinite else None
             if shared.own.has_shares and shares is None and not learns:
-                return None, shared.own.slope(tuple(state), g), None
-            p = shared.rows.wide(shared.own.part, tuple(state))
+                return None, shared.own.slope(state, g), None
+            p = shared.rows.wide(shared.own.part, state)
             p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
             v = over(p * g.double(), shared.rows.tau)
             if learns:
