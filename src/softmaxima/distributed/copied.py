@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -42,9 +43,7 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, name: str, *own: Tensor) -> tuple[Tensor, ...]:
         ctx.ranks, ctx.name = ranks, name
-        wide = own[0].dtype
-        for g in own:
-            wide = torch.promote_types(wide, g.dtype)
+        wide = functools.reduce(torch.promote_types, (g.dtype for g in own), torch.float32)
         with ranks.working(name):
             total = summed(ranks, name, own, wide)
         return tuple(each.to(g.dtype) for each, g in zip(total, own, strict=True))  # type: ignore[union-attr]
