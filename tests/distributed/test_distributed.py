@@ -17,6 +17,7 @@ import torch.distributed as dist
 from processes import Pool, Processes
 from shards import apart, finite, in_turns, normal, own_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import softmaxima as sm
 from conftest import Case, LossCase, cases, exhaustively, some
@@ -107,6 +108,33 @@ def test_a_second_message_comes_where_a_support_is_wide_and_only_there(three: Pr
     for far, sent in three.run(of_many_candidates):
         assert far <= 1e-13
         assert sent == [3 * (rows.CANDIDATES + 1), 3 * 300, 3 * (rows.CANDIDATES + 1)]
+
+
+class Searches(TorchDispatchMode):
+    """How often the largest scores are looked for."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func is torch.ops.aten.topk.default
+        return func(*args, **(kwargs or {}))
+
+
+def of_searches(rank: int) -> tuple[int, float]:
+    x, g, own = 3 * normal(4, 900, seed=1), normal(4, 900, seed=2), own_of(rank, (500, 0, 400))
+    scores, whole = x[:, own].clone().requires_grad_(), x.requires_grad_()
+    p = sm.distributed.entmax15(scores)
+    with Searches() as searches:
+        p.backward(g[:, own])
+    (expected,) = torch.autograd.grad(sm.entmax15(whole), whole, g)
+    assert scores.grad is not None
+    return searches.number, apart(scores.grad, expected[:, own])
+
+
+def test_the_gradient_looks_for_no_support_again(three: Processes) -> None:
+    for number, far in three.run(of_searches):
+        assert number == 0
+        assert far <= 1e-13
 
 
 def of_a_nucleus(rank: int) -> list[tuple[float, bool, list[int]]]:
@@ -208,13 +236,14 @@ def of_a_sum(rank: int) -> float:
     x, own = 5 * normal(4, 9, 3, seed=1), own_of(rank, (4, 0, 5))
     tau, farthest = (normal(4, 1, 3, seed=2).abs() + 0.5).requires_grad_(), 0.0
     every: list[dict[str, Any]] = [{}, {"keepdim": True}, {"where": normal(4, 9, 3, seed=3) > 0.5}, {"temperature": tau}]
+    every += [{"dim": (0, 1)}, {"dim": (2, -2), "keepdim": True}]
     for options in every:
         results = []
         for shared in (False, True):
             scores = (x[:, own] if shared else x).clone().requires_grad_()
             mine = {**options, "where": options["where"][:, own]} if shared and "where" in options else options
             of: Any = sm.distributed if shared else sm
-            value = of.logsumexp(scores, 1, **mine)
+            value = of.logsumexp(scores, **{"dim": 1, **mine})
             slopes = torch.autograd.grad(finite(value).square().sum(), [scores, *([tau] if "temperature" in options else [])])
             results.append([value.detach(), slopes[0] if shared else slopes[0][:, own], *slopes[1:]])
         farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
@@ -417,9 +446,7 @@ def test_a_rank_that_ends_or_hangs_is_named(how: str, pool: Pool) -> None:
 
 def test_without_a_group_it_says_how_to_make_one() -> None:
     assert not dist.is_initialized()
-    with pytest.raises(
-        RuntimeError, match=r"distributed.shared_map: there is no process group; call torch.distributed.init_process"
-    ):
+    with pytest.raises(RuntimeError, match=r"distributed.softmax: there is no process group; call torch.distributed.init_process"):
         sm.distributed.softmax(torch.zeros(3))
     with pytest.raises(AttributeError, match="no attribute 'softmox'"):
         sm.distributed.softmox(torch.zeros(3))

@@ -75,7 +75,10 @@ def deviation(
     mask = visible(**seen) & whole.get("attn_mask", torch.tensor(True))
     expected = sm.attention(*wide, enable_gqa=True, **options, **{**whole, "attn_mask": mask})
     of_all = torch.autograd.grad((expected * g.double()).sum(), wide, retain_graph=True)
-    (_, *of_mine) = torch.autograd.grad((expected * g.double())[:, :, mine].sum(), [wide[0], *(whole[name] for name in learnt)])
+    of_mine = []
+    for name in learnt:  # one of all queries gets the gradient of all
+        some = mine if whole[name].ndim > 1 and whole[name].shape[-2] == PLACES else slice(None)
+        of_mine += torch.autograd.grad((expected * g.double())[:, :, some].sum(), whole[name], retain_graph=True)
 
     parts = [x.clone().requires_grad_() for x in (q[:, :, mine], k[:, :, own], v[:, :, own])]
     given = {name: cut(x.detach()).clone().requires_grad_(x.requires_grad) for name, x in whole.items()}
@@ -289,20 +292,23 @@ def test_places_are_put_together_and_gradients_added_up(layout: str, three: Proc
 
 
 def of_a_second_derivative(rank: int) -> float:
+    """Of the sum over all ranks of the squares of what each finds: of what is the same on all, so many times."""
     own, (q, k, v, g) = places_of(rank, "balanced"), sequence()
 
-    def twice(attention: Any, mine: Tensor, **options: Any) -> list[Tensor]:
+    def twice(attention: Any, mine: Tensor, times: int, **options: Any) -> list[Tensor]:
         parts = [x[:, :, mine].clone().requires_grad_() for x in (q, k, v)]
-        output = attention(*parts, is_causal=True, enable_gqa=True, map="entmax", alpha=1.4, **options)
+        parts.append(torch.tensor(0.7, dtype=torch.float64, requires_grad=True))
+        more = {"is_causal": True, "enable_gqa": True, "map": "entmax", "alpha": 1.4, "temperature": parts[-1]}
+        output = attention(*parts[:3], **more, **options)
         slopes = torch.autograd.grad((output * g[:, :, mine]).sum(), parts, create_graph=True)
-        return list(torch.autograd.grad(sum((slope**2).sum() for slope in slopes), parts))
+        squares = sum((slope**2).sum() for slope in slopes[:3]) + times * slopes[3] ** 2
+        return list(torch.autograd.grad(squares, parts))
 
-    with pytest.raises(RuntimeError, match="there is no second derivative by form='ring'; gather the keys, by form='gather'"):
-        twice(sm.distributed.attention, own, form="ring", layout="balanced")
-    found = twice(sm.distributed.attention, own, form="gather", layout="balanced")
-    return max(
-        apart(ours, theirs[:, :, own]) for ours, theirs in zip(found, twice(sm.attention, torch.arange(PLACES)), strict=True)
-    )
+    with pytest.raises(RuntimeError, match="there is no second derivative; gather the keys, by form='gather'"):
+        twice(sm.distributed.attention, own, 1, form="ring", layout="balanced")
+    *found, of_tau = twice(sm.distributed.attention, own, 1, form="gather", layout="balanced")
+    *expected, of_whole = twice(sm.attention, torch.arange(PLACES), 3)
+    return max(apart(of_tau, of_whole), *(apart(ours, theirs[:, :, own]) for ours, theirs in zip(found, expected, strict=True)))
 
 
 def test_second_derivatives_are_those_of_one_process_where_keys_are_gathered(three: Processes) -> None:
@@ -430,6 +436,10 @@ def told(rank: int, what: str) -> str:
         k.requires_grad_(rank == 0)
     elif what == "alpha":
         options.update(map="entmax", alpha=1.5 if rank else 1.3)
+    elif what == "for all queries":
+        options["temperature"] = torch.tensor([0.5, 0.7 + rank], dtype=torch.float64, requires_grad=True)[:, None, None]
+    elif what == "a mask that learns":
+        options["attn_mask"] = torch.zeros(4, 12).double().requires_grad_(rank == 1)
     elif what == "queries":
         q, options["form"] = q[:, : 4 - rank], "merge"
     elif what == "layout":
@@ -460,6 +470,8 @@ def told(rank: int, what: str) -> str:
         ("window", "window must be the same on all ranks, got (0, 0) on rank 0, (1, 1) on rank 1, (2, 2) on rank 2"),
         ("gradients", "gradients must be the same on all ranks, got key on rank 0, none on rank 1, none on rank 2"),
         ("alpha", "alpha must be the same on all ranks, got 1.3 on rank 0, 1.5 on rank 1, 1.5 on rank 2"),
+        ("for all queries", "temperature must be the same on all ranks, got torch.float64 of shape (2, 1, 1) with the checksum"),
+        ("a mask that learns", "gradients must be the same on all ranks, got none on rank 0, attn_mask on rank 1, none on rank 2"),
         ("queries", "queries must be the same on all ranks, got 4 on rank 0, 3 on rank 1, 2 on rank 2"),
         ("layout", "of 10 balanced keys the ranks must have 3, 3, 4, got 4, 2, 4; each takes those at sm.distributed.places(10)"),
     ],

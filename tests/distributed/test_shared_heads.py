@@ -657,6 +657,12 @@ def told(rank: int, what: str) -> str:
             of.linear_loss(hidden, weight, labels, bias=torch.zeros(4).double() if rank else None)
         elif what == "requires grad":
             of.linear_loss(hidden.requires_grad_(rank == 1), weight, labels)
+        elif what == "log p requires grad":
+            of.SampledSoftmax(4, 12, 2, dtype=torch.float64).log_prob(hidden.requires_grad_(rank == 1))
+        elif what == "τ requires grad":
+            tau = torch.tensor(0.5, requires_grad=True).double()
+            h, tau = (hidden, tau) if rank else (hidden.requires_grad_(), tau.detach())
+            of.sampled_softmax_loss(h, weight, labels, samples=2, sampler="uniform", temperature=tau)
         elif what == "form":
             of.linear_loss(hidden, weight, labels, loss="perturb_max")
         elif what == "option":
@@ -699,6 +705,8 @@ def told(rank: int, what: str) -> str:
         ("no class", "each target must be a label on one rank, got 12 in a row, found on 0; ranks 0, 1, 2 have 12 classes"),
         ("bias", "bias must be the same on all ranks, got none on rank 0, given on rank 1"),
         ("requires grad", "gradients must be the same on all ranks, got none on rank 0, hidden on rank 1"),
+        ("log p requires grad", "gradients must be the same on all ranks, got none on rank 0, hidden on rank 1"),
+        ("τ requires grad", "gradients must be the same on all ranks, got hidden on rank 0, temperature on rank 1"),
         ("form", "it has no form in parts; take the loss of whole rows"),
         ("option", "alpha must not require grad here; give its value"),
         ("chunk", "chunk must be a number of rows, got (2, 2); classes come in parts here, one a rank"),

@@ -3,6 +3,21 @@ and attention over a sequence that is.
 
 Heads whose classes are shared have the names of those that are not: `sm.distributed.LinearLoss(features, classes, group=…)`.
 Every map with `blocks` and every loss with a form in parts has its function here by its own name, those of users too.
+
+By a group of this process alone, which has all classes; started by torchrun, each rank has its own:
+
+>>> import torch, softmaxima as sm
+>>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+>>> sm.distributed.sparsemax(torch.tensor([1.0, 0.0, 0.5]))
+tensor([0.7500, 0.0000, 0.2500])
+>>> sm.distributed.cross_entropy(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+tensor(0.4100)
+>>> sm.distributed.logsumexp(torch.zeros(2, 4))
+tensor([1.3863, 1.3863])
+>>> head = sm.distributed.LinearLoss(8, 100, loss="entmax15")
+>>> head(torch.zeros(3, 8), torch.tensor([0, 42, 99])).detach()
+tensor(1.2000)
+>>> torch.distributed.destroy_process_group()
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +17,9 @@ from softmaxima.core.blocks import State
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_choice, check_count
 from softmaxima.core.parts import merged
-from softmaxima.distributed.agreement import alike
-from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.agreement import alike, learns
+from softmaxima.distributed.copied import copied
+from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.layouts import Span, check_layout, spans_of
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 from softmaxima.distributed.rounds import Part, Rounds, part_of, rounds_of, rows_of, scores_of, sees
@@ -73,12 +73,17 @@ def attention(
         first_query: the place of the first query of the whole sequence, which is how many keys come before it.
         is_causal, window: by places in the whole sequence.
         key_lengths: integers [batch], how many keys there are in the whole sequence.
-        scale, enable_gqa, map, temperature, params: as of `sm.attention`; tensors are of this rank's queries.
+        scale, enable_gqa, map: as of `sm.attention`, the same on every rank.
+        temperature, params: as of `sm.attention`. A tensor has one number for each of this rank's queries; or one for all queries
+            of all ranks, or one a head: then it has size 1 along the axis of queries on every rank.
         group: a process group, a mesh of one axis, or None for all ranks.
 
     Returns:
-        This rank's part of the output, in value's dtype. Gradients are those of the sum over all ranks of what is made of their
-        parts; of the form "merge" that of the one output, and by what is the same on all ranks it is the same.
+        This rank's part of the output [..., L, Ev], in value's dtype. Gradients are those of the sum over all ranks of what is made
+        of their parts; in the form "merge" those of what is made of the one output. Each rank gets that by its own keys, values
+        and queries, and by what is for all queries (a temperature, parameters, and a bias of size 1 along their axis) the whole
+        one, the same on every rank; what learns and is so must be the same on all to the last bit. Where each rank has one query,
+        all that is said of queries is of this kind.
 
     Raises:
         TypeError, ValueError for what `sm.attention` refuses, and RanksError on the other ranks; RanksError on every rank where
@@ -86,7 +91,8 @@ def attention(
         timeout. There is no second derivative but by the form "gather".
 
     Cost: 2·L·S·(E + Ev) operations of all ranks together. Softmax is by the kernels in every form, and its gradient computes each p
-    once, from the LSE of all keys; halves are added up in float32. Other maps in "ring" and "merge" hold the scores of one part in
+    once, from the LSE of all keys; halves are added up in float32. What is for all queries and learns takes one all-reduce of its
+    size more, by "ring" and "gather". Other maps in "ring" and "merge" hold the scores of one part in
     float64, and take tens of times as long as in "gather".
 
     Source: Liu, Zaharia & Abbeel (2023), arXiv:2310.01889; for the balanced layout the Llama 3 report, arXiv:2407.21783.
@@ -107,23 +113,31 @@ def attention(
                 "`blocks`"
             )
     length, same = own.query.shape[-2], _alike(own, of_all_keys, form=form, layout=layout, first_query=first_query)
-    of_queries, of_keys = ranks.agree_on(NAME, (length, own.key.shape[-2]), same)
+    learning = {what: x for what, x in {**_numbers(own), **of_all_keys}.items() if learns(x)}
+    rows = [x.shape[-2] if x.ndim > 1 else 1 for x in learning.values()]
+    of_queries, of_keys, *of_rows = ranks.agree_on(NAME, (length, own.key.shape[-2], *rows), same)
+    of_all = {what: x for (what, x), each in zip(learning.items(), of_rows, strict=True) if set(each.widths) == {1}}
+    of_all = of_all if form != "merge" else {}  # where every rank finds whole gradients
     keys = spans_of(NAME, "keys", of_keys, layout)
     queries = [(Span(0, length, 0),)] * ranks.size if form == "merge" else spans_of(NAME, "queries", of_queries, layout)
     queries = [tuple(replace(span, place=span.place + first_query) for span in spans) for spans in queries]
     request = own
     with ranks.telling(NAME):
+        same = dict(zip(of_all, copied(ranks, NAME, *of_all.values()), strict=True))
+        of_all_keys = {what: same.get(what, x) for what, x in of_all_keys.items()}
+        options["temperature"] = same.get("temperature", temperature)
+        options["params"] = {what: same.get(what, x) for what, x in params.items()}
         everywhere = (x.new_zeros(1).expand(*x.shape[:-2], of_keys.whole, x.shape[-1]) for x in (own.key, own.value))
         request = check_request(NAME, query, *everywhere, **of_all_keys, **options)
-    if any(x is not None for x in of_all_keys.values()):
-        ranks.agree(NAME, 0, {})  # one may have been refused
+    if of_all or any(x is not None for x in of_all_keys.values()):
+        ranks.agree(NAME, 0, alike(of_all))  # and one may have been refused
     reads = [[any(sees(request.visible, i, j) for i in mine for j in theirs) for theirs in keys] for mine in queries]
     parts = Parts(NAME, ranks, keys, reads)
     with ranks.working(NAME):
         if form == "gather":
-            output = _gathered(Shared(form, request, queries[ranks.rank], parts), own.key, own.value)
+            output = _gathered(SharedAttention(form, request, queries[ranks.rank], parts), own.key, own.value)
         else:
-            shared = Shared(form, _without_graph(request), queries[ranks.rank], parts)
+            shared = SharedAttention(form, _without_graph(request), queries[ranks.rank], parts)
             learns_bias = request.bias is not None and request.bias.requires_grad
             output = _Attention.apply(shared, learns_bias, own.key, own.value, *_tensors(request).values())
     return output.to(value.dtype) if isinstance(value, Tensor) else output
@@ -131,8 +145,8 @@ def attention(
 
 def _alike(request: Request, of_all_keys: Mapping[str, Tensor | None], **others: Any) -> dict[str, str]:
     """What must be the same on all ranks; numbers that are tensors are of own queries, which all have in the form "merge"."""
-    numbers = {"temperature": request.temperature, **request.params}
-    learning = {"query": request.query, "key": request.key, "value": request.value, "bias": of_all_keys["bias"], **numbers}
+    numbers = _numbers(request)
+    learning = {"query": request.query, "key": request.key, "value": request.value, **of_all_keys, **numbers}
     merges = others["form"] == "merge"
     own = numbers if merges else {what: "a tensor" if isinstance(x, Tensor) else x for what, x in numbers.items()}
     options = {
@@ -145,8 +159,13 @@ def _alike(request: Request, of_all_keys: Mapping[str, Tensor | None], **others:
     return alike(options, beside={what: of_all_keys[what] for what in ("attn_mask", "bias")}, learning=learning)
 
 
+def _numbers(request: Request) -> dict[str, Any]:
+    """What may be one number, or one a head or a query."""
+    return {"temperature": request.temperature, **request.params}
+
+
 @dataclass(frozen=True, eq=False)
-class Shared:
+class SharedAttention:
     """Attention of which this rank has some queries, and a part of the keys and values."""
 
     form: str
@@ -168,7 +187,7 @@ class Shared:
         ]
 
 
-def _gathered(shared: Shared, key: Tensor, value: Tensor) -> Tensor:
+def _gathered(shared: SharedAttention, key: Tensor, value: Tensor) -> Tensor:
     """Every span of queries attends to the keys that some of it see, by operations that autograd records."""
     keys, values = shared.parts.gathered(key, value)
     visible, outputs = shared.request.visible, []
@@ -186,12 +205,12 @@ def _gathered(shared: Shared, key: Tensor, value: Tensor) -> Tensor:
 class _InRounds:
     """The rounds of each span of queries, with tensors of which no graph is recorded."""
 
-    shared: Shared
+    shared: SharedAttention
     rounds: list[Rounds]
     nothing: list[Part]  # a part without keys
 
     @classmethod
-    def of(cls, shared: Shared, key: Tensor, value: Tensor, learns_bias: bool) -> _InRounds:
+    def of(cls, shared: SharedAttention, key: Tensor, value: Tensor, learns_bias: bool) -> _InRounds:
         rounds = [rounds_of(rows_of(shared.request, span), learns_bias) for span in shared.queries]
         return cls(shared, rounds, [own.nothing(key, value) for own in rounds])
 
@@ -223,7 +242,7 @@ class _InRounds:
             known, _ = self._pull(number, [key, value], g, ends, known)
         known, slopes = self._pull(last, [key, value], g, ends, known, (wide, of_bias))
         if self.shared.form == "merge" and of_bias is not None:
-            of_bias = torch.stack(self.shared.ranks.gather(NAME, of_bias)).sum(0)
+            of_bias = self.shared.ranks.sum(NAME, of_bias)
         found = [own.pulled(g[i], ends[i], known[i]) for i, own in enumerate(self.rounds)]
         return found, [*slopes, *([] if of_bias is None else [of_bias])]
 
@@ -283,26 +302,23 @@ class _Attention(torch.autograd.Function):
     """Of a request without a graph: it takes the tensors of one beside keys and values."""
 
     @staticmethod
-    def forward(ctx: Any, shared: Shared, learns_bias: bool, key: Tensor, value: Tensor, *beside: Tensor) -> Tensor:
+    def forward(ctx: Any, shared: SharedAttention, learns_bias: bool, key: Tensor, value: Tensor, *beside: Tensor) -> Tensor:
         with torch.autocast(key.device.type, enabled=False):
             ends = _InRounds.of(shared, key, value, learns_bias).attend(key, value)
         request = shared.request
         ctx.kept = Kept(*vars(request).values(), *request.params.values(), request.visible.lengths)
-        ctx.shared, ctx.learns_bias, ctx.widths = shared, learns_bias, [len(end) for end in ends]
-        ctx.save_for_backward(key, value, *(x for end in ends for x in end))
+        ctx.shared, ctx.learns_bias = shared, learns_bias
+        save(ctx, key, value, ends)
         return torch.cat([end[0].to(value.dtype) for end in ends], -2)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
-        shared: Shared = ctx.shared
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{NAME}: there is no second derivative by form={shared.form!r}; gather the keys, by form='gather'")
+        shared: SharedAttention = ctx.shared
+        once(NAME, "gather the keys, by form='gather'")
         with shared.ranks.working(NAME):
             ctx.kept.check(NAME)
-            key, value, *saved = ctx.saved_tensors
-            saved = iter(saved)
-            ends = [tuple(itertools.islice(saved, width)) for width in ctx.widths]
+            key, value, ends = saved(ctx)
             slopes = [g[..., span.own, :] for span in shared.queries]
             with torch.autocast(key.device.type, enabled=False):
                 rounds = _InRounds.of(shared, key, value, ctx.learns_bias)
@@ -315,7 +331,7 @@ class _Attention(torch.autograd.Function):
 
 def _tensors(request: Request) -> dict[str, Tensor]:
     """What a request learns by, beside keys and values."""
-    found = {"query": request.query, "bias": request.bias, "temperature": request.temperature, **request.params}
+    found = {"query": request.query, "bias": request.bias, **_numbers(request)}
     return {what: x for what, x in found.items() if isinstance(x, Tensor)}
 
 

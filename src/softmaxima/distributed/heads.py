@@ -15,9 +15,11 @@ from torch import Tensor
 
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_flag
+from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
+from softmaxima.distributed.kept import once, save, saved
 from softmaxima.distributed.labels import here
-from softmaxima.distributed.losses import Found, RowLosses, Scores, alike_of_batch, bind_to, check_constants, per_row
+from softmaxima.distributed.losses import RowLosses, Scores, alike_of_batch, bind_to, check_constants, per_row
 from softmaxima.distributed.partial import some_classes
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
 from softmaxima.heads.arguments import unrounded
@@ -38,7 +40,7 @@ def linear_loss(
     target: Tensor,
     *,
     group: Group = None,
-    loss: Any = "cross_entropy",
+    loss: str | tuple[str, Any] = "cross_entropy",
     bias: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     softcap: float | None = None,
@@ -52,6 +54,10 @@ def linear_loss(
 ) -> Tensor:
     """`sm.linear_loss` of a layer of whose classes every rank of a group has some, in the order of ranks, in nats.
 
+    L = Σ_i ℓ((s_{i0}, …, s_{i,R−1}), y_i) / Σ_i w_i,    s_{ir} = c·tanh((W_r h_i + b_r)/c)/τ,    r one of R ranks,
+
+    with the loss ℓ and the weights w_i that it gives to rows, and c = ∞ without `softcap`.
+
     Args:
         hidden: h (…, features), the same rows on every rank.
         weight: W (own classes, features), of this rank's classes: any number of them, and none.
@@ -60,14 +66,17 @@ def linear_loss(
         bias, class_weight: of own classes.
         reduce_hidden: whether the gradient by hidden is summed over the ranks, as Megatron's vocabulary-parallel layers do: hidden
             is the same everywhere, and each rank's classes add to its gradient. False leaves each rank its own part, for hidden
-            states that come by a collective whose backward pass sums, such as the all-gather of sequence parallelism.
+            states that come by a collective whose backward pass sums, such as the all-gather of sequence parallelism. The gradient
+            by a temperature is summed in any case.
         The others: as of `sm.linear_loss`, the same on every rank; a temperature may require grad, options of the loss may not.
 
     Returns:
-        The loss, the same to the last bit on every rank. The gradients by weight and bias are of own classes.
+        The loss, the same to the last bit on every rank, in hidden's dtype: of no axes, or (…) by reduction="none". The gradients
+        by weight and bias are of own classes.
 
     Raises:
-        ValueError for a loss without a form in parts. RanksError on every rank, as of `shared_loss`. There is no second derivative.
+        TypeError or ValueError for what `sm.linear_loss` refuses, and for a loss without a form in parts, and RanksError on the
+        other ranks then. RanksError on every rank, as of `shared_loss`. There is no second derivative.
 
     Scores are in float32, or in float64 where hidden is; states are float64, and gradients sums in the dtype of scores, which are
     rounded once.
@@ -98,7 +107,7 @@ def margin_softmax_loss(
     margin: float | tuple[float, float, float] = 0.5,
     scale: float | Tensor = 64.0,
     centres: int = 1,
-    loss: Any = "cross_entropy",
+    loss: str | tuple[str, Any] = "cross_entropy",
     samples: int | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
@@ -106,9 +115,11 @@ def margin_softmax_loss(
     reduction: str = "mean",
     chunk: int | str = "auto",
     reduce_hidden: bool = True,
-    generator: Any = None,
+    generator: Randomness = None,
 ) -> Tensor:
     r"""`sm.margin_softmax_loss` of the vectors of very many classes, of which every rank of a group has some, in nats.
+
+    L = ℓ(s, t),    s_c = scale · cos(h, W_c) of the classes c of all ranks, with the margin of `kind` at the label t.
 
     Args:
         hidden: h (…, features), the same rows on every rank.
@@ -124,7 +135,11 @@ def margin_softmax_loss(
     estimate of that over all classes, and with samples ≥ n it is that sum. L itself is too small on average, to first order by half
     the relative variance of the sum. It is for cross-entropy without label smoothing.
 
-    Returns, raises: as `linear_loss` here.
+    Returns:
+        The loss, as that of `linear_loss` here. The gradient by weight is of own classes, that by scale of all.
+
+    Raises:
+        As `linear_loss` here; and ValueError for `samples` with another loss than cross-entropy, or with label smoothing.
 
     Cost: as of `linear_loss` here, over the classes that are taken. The gradient by weight is as large as that, 0 for the others.
     Sources: An et al. (2022), "Killing two birds with one stone", arXiv:2203.15565, whose partial FC counts each class once;
@@ -270,27 +285,24 @@ class _LayerLoss(torch.autograd.Function):
         with unrounded(hidden):
             found = losses.evaluate(scores)
         value, scale = found.reduced(head.request.batch.reduction)
-        saved, ctx.width = found.saved()
         ctx.kept = losses.kept()
         ctx.head, ctx.losses = head, losses
-        ctx.tau = None if isinstance(tau, Tensor) else tau
-        ctx.save_for_backward(hidden, weight, bias, tau if isinstance(tau, Tensor) else None, scale, *saved)
+        save(ctx, hidden, weight, bias, tau, scale, found)
         return narrowed(value, head.request.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         head, losses = ctx.head, ctx.losses
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{head.name}: there is no second derivative; take the loss of whole rows")
+        once(head.name, "take the loss of whole rows")
         with head.ranks.working(head.name):
             ctx.kept.check(head.name)
-            hidden, weight, bias, tau, scale, *saved = ctx.saved_tensors  # bias and tau may be None
+            hidden, weight, bias, tau, scale, found = saved(ctx)
             by_hidden, by_weight, by_bias, by_tau = ctx.needs_input_grad[2:]
-            own = head.of(hidden, weight, bias, ctx.tau if tau is None else tau)
-            layer, found = own.layer(), Found.again(saved, ctx.width)
+            own = head.of(hidden, weight, bias, tau)
+            layer = own.layer()
             by_rows = per_row(upstream[0], scale, found, head.request.batch.reduction == "none")
             of_layer = LayerGradients.of(own.request.hidden, layer, (by_hidden, by_weight, by_bias))
-            of_tau = torch.zeros_like(tau, dtype=torch.float64) if by_tau and tau is not None else None
+            of_tau = torch.zeros_like(tau, dtype=torch.float64) if by_tau else None
             with unrounded(hidden):
                 for span, part, scores, labels in own.parts(losses, layer):
                     g = losses.slope(span, scores.x, found, by_rows[span] / part.tau)

@@ -21,13 +21,13 @@ from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.maps import shared_map
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
-from softmaxima.distributed.sampled import as_sampled
+from softmaxima.distributed.sampled import as_same_rows, as_sampled
 from softmaxima.heads.arguments import check_options, check_place, unrounded
 from softmaxima.heads.exact import all_scores, best_scores
 from softmaxima.heads.labelled import Rows, as_rows
 from softmaxima.heads.margin_softmax import KINDS, as_cosine_rows, check_margin
 from softmaxima.heads.sampled import check_options as check_correction
-from softmaxima.heads.samplers import as_sampler
+from softmaxima.heads.samplers import AnySampler, as_sampler
 from softmaxima.heads.sampling_head import held_options
 from softmaxima.losses._classification import check_class_weight
 from softmaxima.losses._finding import find_loss
@@ -150,6 +150,8 @@ class ShardedHead(WithOptions, nn.Module):
 class LinearLoss(ShardedHead):
     """`sm.distributed.linear_loss` as a module: `sm.LinearLoss` whose classes are shared among ranks.
 
+    L = ℓ((W h + b)/τ, y) over the classes of all ranks, in nats.
+
     Args:
         in_features, classes: of the layer, all classes of all ranks.
         group: a process group, a mesh of one axis, or None for all ranks.
@@ -164,6 +166,12 @@ class LinearLoss(ShardedHead):
 
     Shapes: `forward(hidden, target)` takes (…, in_features) and labels (…), or probabilities (…, own classes); `predict(hidden, k)`
     gives the best of all classes, (…, k).
+
+    Raises:
+        TypeError or ValueError for what `sm.LinearLoss` refuses, and RanksError on the other ranks then; RanksError on every rank
+        where they make other heads, and in calls as `sm.distributed.linear_loss` does.
+
+    Cost: ⌈classes/R⌉ classes on each of R ranks, whose numbers are drawn there; in calls that of `sm.distributed.linear_loss`.
     """
 
     def __init__(
@@ -172,7 +180,7 @@ class LinearLoss(ShardedHead):
         classes: int,
         *,
         group: Group = None,
-        loss: Any = "cross_entropy",
+        loss: str | tuple[str, Any] = "cross_entropy",
         bias: bool = False,
         temperature: float | Tensor | nn.Module = 1.0,
         class_weight: Tensor | None = None,
@@ -201,13 +209,15 @@ class LinearLoss(ShardedHead):
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
         with self._ranks.telling(self._name):
             hidden = as_tensor(self._name, "hidden", hidden)  # the layer learns from arrays too
-            loss = (self.loss, self.loss_options.options)
+            loss: Any = (self.loss, self.loss_options.options)
             own = {"bias": self._own(self.bias), "group": self.mesh, **self._own_options()}
         return linear_loss(hidden, self._own_vectors(), target, loss=loss, **own)
 
 
 class MarginSoftmax(ShardedHead):
     """`sm.distributed.margin_softmax_loss` as a module: `sm.MarginSoftmax` whose classes are shared among ranks.
+
+    L = ℓ(s, t) in nats, s_c = scale · cos(h, W_c) of the classes c of all ranks, with the margin of `kind` at the label t.
 
     Args:
         in_features, classes, group, class_weight, device, dtype: as of `LinearLoss` here.
@@ -216,8 +226,15 @@ class MarginSoftmax(ShardedHead):
         The others: as of `sm.distributed.margin_softmax_loss`.
 
     `weight` is a DTensor (classes, in_features), or (classes, centres, in_features) of several centres, normally distributed at
-    first with the deviation 1/√in_features, the same on any number of ranks. `predict(hidden, k)` gives the classes of the largest
-    cosines.
+    first with the deviation 1/√in_features, the same on any number of ranks.
+
+    Shapes: `forward(hidden, target)` takes (…, in_features) and labels (…); `predict(hidden, k)` gives the classes of the largest
+    cosines, (…, k).
+
+    Raises:
+        As `LinearLoss` here, for what `sm.MarginSoftmax` refuses; in calls as `sm.distributed.margin_softmax_loss`.
+
+    Cost: as of `LinearLoss` here; in calls that of `sm.distributed.margin_softmax_loss`.
     """
 
     def __init__(
@@ -270,14 +287,25 @@ class MarginSoftmax(ShardedHead):
 class SampledSoftmax(ShardedHead):
     """`sm.distributed.sampled_softmax_loss` as a module: `sm.SampledSoftmax` whose classes are shared among ranks.
 
+    L = log(e^{s_t} + Σ_r Ẑ_r) − s_t in nats, s = (W h + b)/τ, with an estimate Ẑ_r of Σ e^{s_c} over the classes of rank r but t.
+
     Args:
         in_features, classes, group, device, dtype: as of `LinearLoss` here.
         samples: how many negatives each rank draws in training mode; in eval mode the loss is the exact one.
         sampler: "log_uniform", "uniform", "frequency" (learned from those labels that are own classes), weights of all classes
             [classes], or a sampler of own classes.
+        reduce_hidden: as of `sm.distributed.linear_loss`.
         The others: as of `sm.SampledSoftmax`, but that gradients are dense, for a DTensor has no others.
 
-    Parameters, their first values and `predict` are as of `LinearLoss` here. `log_prob(hidden)` gives (…, own classes), exactly.
+    Parameters, their first values and `predict` are as of `LinearLoss` here.
+
+    Shapes: `forward(hidden, target)` takes (…, in_features) and labels (…), and `log_prob(hidden)` gives (…, own classes), exactly.
+
+    Raises:
+        As `LinearLoss` here, for what `sm.SampledSoftmax` refuses; in calls as `sm.distributed.sampled_softmax_loss`.
+
+    Cost: as of `LinearLoss` here; in calls that of `sm.distributed.sampled_softmax_loss`, or of `linear_loss` in eval mode.
+    `log_prob` holds the scores of all rows and own classes, and sends 3 numbers a row, and as much as hidden and τ are backward.
     """
 
     def __init__(
@@ -285,7 +313,7 @@ class SampledSoftmax(ShardedHead):
         in_features: int,
         classes: int,
         samples: int,
-        sampler: Any = "log_uniform",
+        sampler: str | Tensor | AnySampler = "log_uniform",
         *,
         group: Group = None,
         bias: bool = True,
@@ -329,33 +357,26 @@ class SampledSoftmax(ShardedHead):
         with ranks.telling(name):
             hidden, options = as_tensor(name, "hidden", hidden), self.options
             drawn = {"samples": self.samples, "sampler": self.sampler, "sparse": False, "generator": self.generator}
-            asked = as_sampled(name, hidden, own, target, bias, **options, **drawn, learns=True) if self.training else None
+            asked = as_sampled(name, hidden, own, target, bias=bias, **options, **drawn, learns=True) if self.training else None
         if asked is not None:
             return asked.evaluate(ranks)
         known = ("temperature", "ignore_index", "reduction", "reduce_hidden")
         return linear_loss(hidden, own, target, bias=bias, group=self.mesh, **{key: options[key] for key in known})
 
     def log_prob(self, hidden: Any) -> Any:
-        """Log softmax over all classes, of own classes, (…, own classes), in nats. The gradient by hidden is that of all ranks."""
-        with self._ranks.telling(self._name):
-            given = as_tensor(self._name, "hidden", hidden)
-            rows = self._rows(_OfAllRanks.apply(given, self._ranks, self._name))
-            with unrounded(given):
-                scores = all_scores(rows).reshape(*rows.shape, rows.classes)
+        """Log softmax over all classes, of own classes, (…, own classes), in nats.
+
+        The gradients by hidden, where `reduce_hidden` says so, and by the temperature are those of the sum over all ranks.
+        """
+        name, ranks = self._name, self._ranks
+        with ranks.telling(name):
+            given = as_tensor(name, "hidden", hidden)
+            rows = as_rows(name, given, self._own_vectors(), self._own(self.bias), 1.0)
+            same = as_same_rows(name, rows, self.options["temperature"], self.options["reduce_hidden"])
+        ranks.agree(name, rows.classes, same.alike())
+        with ranks.working(name), unrounded(given):
+            scores = all_scores(same.divided(ranks, name)).reshape(*rows.shape, rows.classes)
         return like_input(shared_map("log_softmax", scores, group=self.mesh).to(rows.dtype), hidden)
 
     def _rows(self, hidden: Any) -> Rows:
         return as_rows(self._name, hidden, self._own_vectors(), self._own(self.bias), self.options["temperature"])
-
-
-class _OfAllRanks(torch.autograd.Function):
-    """What is the same on all ranks, whose gradient each adds to."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, name: str) -> Tensor:
-        ctx.ranks, ctx.name = ranks, name
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        return ctx.ranks.sum(ctx.name, upstream[0]), None, None

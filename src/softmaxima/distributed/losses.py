@@ -18,11 +18,11 @@ from softmaxima.core.parts import InParts, merged
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers, sizes
 from softmaxima.distributed.agreement import Agreement, alike, learns
-from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.labels import spoken
 from softmaxima.distributed.ranks import AnyRanks, Group, RanksError, ranks_of, reads_values
 from softmaxima.distributed.rows import MESSAGES, Shared
-from softmaxima.losses._classification import Batch, Loss, check_sums, prepare
+from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, prepare
 from softmaxima.losses._finding import find_loss
 from softmaxima.losses._parts import LabelScores, LossInParts, Targets, bind, merge_targets
 
@@ -42,10 +42,12 @@ def shared_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
     **options: Any,
 ) -> Tensor:
-    """A loss of whole rows, of whose classes every rank of a group has the scores `shard`, in the order of ranks.
+    """A loss of whole rows, of whose classes every rank of a group has the scores `shard`, in the order of ranks; in nats.
+
+    L = Σ_i ℓ((x_{i0}, …, x_{i,R−1})/τ, y_i) / Σ_i w_i,    x_{ir} the scores of the rank r of R, ℓ and w_i those of the loss.
 
     `sm.distributed.cross_entropy(shard, target, …)` is `shared_loss("cross_entropy", shard, target, …)`, and so for every loss that
     has a form in parts.
@@ -59,10 +61,12 @@ def shared_loss(
         ignore_index, reduction, label_smoothing, temperature, options: as the loss has them, the same on every rank.
 
     Returns:
-        The loss, the same to the last bit on every rank. Its gradient is that of this rank's scores.
+        The loss, the same to the last bit on every rank, in the dtype of the scores: of no axes, or of the shape of labels by
+        reduction="none". Its gradient is that of this rank's scores.
 
     Raises:
-        ValueError for a loss without a form in parts. RanksError on every rank: where rows, dtypes or options differ among them, a
+        TypeError or ValueError for what the loss would refuse, or a loss without a form in parts, and RanksError on the other ranks
+        then. RanksError on every rank: where rows, dtypes or options differ among them, a
         label lies on no rank, one has refused its arguments, has NaN, or does not answer within the group's timeout; each names the
         ranks. There is no second derivative, and none by temperature or options: divide the scores before.
 
@@ -70,9 +74,10 @@ def shared_loss(
     more for a loss of probabilities, as `soft_accuracy_loss`, and up to nine with top-p, as of `shared_map`. The gradient needs
     none.
     """
-    ranks = ranks_of("distributed.shared_loss", group)
-    with ranks.telling("distributed.shared_loss"):
-        found, own = find_loss("distributed.shared_loss", loss)
+    called = f"distributed.{loss if isinstance(loss, str) and loss in REGISTRY else 'shared_loss'}"
+    ranks = ranks_of(called, group)
+    with ranks.telling(called):
+        found, own = find_loss(called, loss)
         name = f"distributed.{found.name}"
         batch = prepare(name, shard, target, weight, ignore_index, reduction, label_smoothing, shared=True)
         tau = moved_last(
@@ -154,16 +159,6 @@ class Found(NamedTuple):
         value, number = sums if total is None else total(sums)
         scale = 1 / number if reduction == "mean" else one
         return value * scale, scale
-
-    def saved(self) -> tuple[list[Tensor], int]:
-        """Its tensors, and how many there are of the state."""
-        return [self.values, self.counted, *self.targets, *self.state, *self.sums], len(self.state)
-
-    @classmethod
-    def again(cls, saved: Any, width: int) -> Found:
-        values, counted, *rest = saved
-        count = len(Targets._fields)
-        return cls(values, counted, Targets(*rest[:count]), tuple(rest[count : count + width]), tuple(rest[count + width :]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,21 +318,16 @@ class _SharedLoss(torch.autograd.Function):
         with loss.ranks.working(loss.name):
             found = loss.evaluate(lambda: [(..., x.detach())])
             value, scale = found.reduced(reduction, total)
-        saved, ctx.width = found.saved()
         ctx.loss, ctx.is_of_rows, ctx.kept = loss, reduction == "none", loss.kept()
-        ctx.save_for_backward(x, scale, *saved)
+        save(ctx, x, scale, found)
         return narrowed(value, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{ctx.loss.name}: there is no second derivative; gather the scores, and take the loss of whole rows"
-            )
+        once(ctx.loss.name, "gather the scores, and take the loss of whole rows")
         ctx.kept.check(ctx.loss.name)
-        x, scale, *saved = ctx.saved_tensors
-        found = Found.again(saved, ctx.width)
+        x, scale, found = saved(ctx)
         slope = ctx.loss.slope(..., x, found, per_row(g, scale, found, ctx.is_of_rows))
         return None, None, None, slope
 

@@ -11,36 +11,46 @@ from torch import Tensor
 from softmaxima.core.arguments import as_scores, moved_last, rows_last
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
-from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
 from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
-from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.maps import REGISTRY
 from softmaxima.maps.softmax import SOFTMIN
 
 
 def shared_map(
-    map: AnyMap, shard: Tensor, dim: int = -1, *, group: Group = None, temperature: Any = 1.0, where: Any = None, **params: Any
+    map: AnyMap,
+    shard: Tensor,
+    dim: int = -1,
+    *,
+    group: Group = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
+    **params: Any,
 ) -> Tensor:
     """A map of whole rows x/τ, of which every rank of a group has the scores `shard`, in the order of ranks.
+
+    p_r = map((x_0, …, x_{R−1})/τ)_r,    x_r the scores of the rank r of R, p_r what it gets.
 
     `sm.distributed.sparsemax(shard, …)` is `shared_map("sparsemax", shard, …)`, and so for every map that has `blocks`.
 
     Args:
         map: a registered name, the function of a map or a `Map`.
         shard: this rank's scores, of any dtype. All axes but `dim` are the same on every rank; along `dim` each may have any number
-            of scores, and none.
+            of scores, and none. In the order of ranks they are the rows.
         group: a process group, a mesh of one axis, or None for all ranks.
         dim, temperature, where, params: as of the map; `where` is of this rank's scores. Temperature and parameters are the same
             on every rank to the last bit, a function by its code and what it holds; each gets the gradient of whole rows by one
             that requires grad.
 
     Returns:
-        The probabilities of this rank's scores, in their dtype: those of whole rows, merged in float64.
+        The probabilities of this rank's scores, of their shape and in their dtype: those of whole rows, merged in float64.
 
     Raises:
+        TypeError or ValueError for what the map would refuse, or a map without `blocks`, and RanksError on the other ranks then.
         RanksError on every rank: where rows, dtypes, maps or options differ among them, one has refused its arguments, one has NaN,
         or does not answer within the group's timeout; each names the ranks, and where one has raised since they agreed, its error,
         which that rank raises itself. There is no second derivative, no torch.func and no forward mode.
@@ -50,9 +60,10 @@ def shared_map(
     top-p, which takes nine or ten more, of 263 numbers, where a nucleus is not among the 64 largest of each rank. The gradient is
     one more, of 2 to 7 numbers a row, and one where temperature or a parameter is learnt. All in float64.
     """
-    ranks = ranks_of("distributed.shared_map", group)
-    with ranks.telling("distributed.shared_map"):
-        found = find_map(map, "distributed")
+    called = f"distributed.{map if isinstance(map, str) and map in REGISTRY else 'shared_map'}"
+    ranks = ranks_of(called, group)
+    with ranks.telling(called):
+        found = find_map(map, called)
         name = f"distributed.{found.name}"
         if found.blocks is None:
             raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
@@ -66,10 +77,18 @@ def shared_map(
     return of_shared_rows(name, found, ranks, agreement, rows, tau, mask, values).movedim(-1, axis)
 
 
-def softmin(shard: Tensor, dim: int = -1, *, group: Group = None, temperature: Any = 1.0, where: Any = None) -> Tensor:
+def softmin(
+    shard: Tensor,
+    dim: int = -1,
+    *,
+    group: Group = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
+) -> Tensor:
     """Softmin of whole rows, exp(−x_i/τ) / Σ_j exp(−x_j/τ), of which every rank of a group has the scores `shard`.
 
-    Arguments, errors and cost as of `shared_map`. Here +∞ is the score that gets exactly zero.
+    Arguments, shapes, what is returned and raised, and cost as of `shared_map` of softmax. Here +∞ is the score that gets exactly
+    zero.
     """
     name = "distributed.softmin"
     with ranks_of(name, group).telling(name):
@@ -96,11 +115,9 @@ class _SharedMap(torch.autograd.Function):
         shared = share(x.detach(), tau, values)
         with shared.ranks.working(shared.name):
             state, _ = shared.state()
-            p = shared.own.probabilities(state)
-        ctx.share, ctx.ranks, ctx.map, ctx.width = share, shared.ranks, map, len(state)
-        given = [x, tau, *values]
-        ctx.numbers = [value if not isinstance(value, Tensor) else None for value in given]
-        ctx.save_for_backward(*state, *(value for value in given if isinstance(value, Tensor)))
+            p, where = shared.probabilities(state)
+        ctx.share, ctx.ranks, ctx.map = share, shared.ranks, map
+        save(ctx, state, where, x, tau, values)
         ctx.kept = Kept(shared.mask)
         return p
 
@@ -108,17 +125,13 @@ class _SharedMap(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
         name = f"distributed.{ctx.map.name}"
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{name}: there is no second derivative; gather the scores, and take the map of whole rows")
+        once(name, "gather the scores, and take the map of whole rows")
         with ctx.ranks.working(name):
             ctx.kept.check(name)
-            saved = ctx.saved_tensors  # read once: what a checkpoint computes again, it computes for one reading
-            state, tensors = saved[: ctx.width], iter(saved[ctx.width :])
-            x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
+            state, where, x, tau, values = saved(ctx)
             shared = ctx.share(x, tau, values)
-            sums = shared.sums(g.double(), state)
-            v, learned = shared.rows.pull(shared.own.part, g.double(), state, sums)
-            return None, None, narrowed(v, x.dtype), *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
+            v, learned = shared.pull(g, state, where)
+            return None, None, v, *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
 
 
 def _of_all(shared: Shared, values: Sequence[Any], needed: Sequence[bool], learned: dict[str, Tensor]) -> list[Tensor | None]:
@@ -127,8 +140,7 @@ def _of_all(shared: Shared, values: Sequence[Any], needed: Sequence[bool], learn
     chosen = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
     if not chosen:
         return [None] * len(names)
-    every = shared.told([learned[name] for name in chosen])
-    totals = {name: torch.stack([each[i] for each in every]).sum(0) for i, name in enumerate(chosen)}
+    totals = dict(zip(chosen, shared.total([learned[name] for name in chosen]), strict=True))
     return [
         totals[name].sum_to_size(value.shape).to(value.dtype) if name in totals else None
         for name, value in zip(names, values, strict=True)

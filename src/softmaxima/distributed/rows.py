@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from softmaxima.core import monoid
 from softmaxima.core.blocks import State
+from softmaxima.core.jacobian import narrowed
 from softmaxima.core.own_part import OwnPart
-from softmaxima.core.parts import InParts, merged
+from softmaxima.core.parts import InParts, merged, spread
 from softmaxima.distributed.agreement import Agreement
 from softmaxima.distributed.ranks import AnyRanks, RanksError, reads_values
 
@@ -55,9 +56,29 @@ class Shared:
         self._check(every)
         return merged(every, self.rows.merge, self.name), others
 
-    def sums(self, g: Tensor, state: State) -> State:
-        """What the gradient of ⟨g, p⟩ needs of whole rows."""
-        return self.exchanged_sums(self.rows.begin_pull(self.own.part, g, state))[0]
+    def probabilities(self, state: State) -> tuple[Tensor, Tensor | None]:
+        """(those of own scores, in their dtype; which of them may have some, None for all)."""
+        own = self.own
+        if own.has_shares:
+            return own.probabilities(state), None
+        p, where = self.rows.sparse(own.part, state)
+        return spread(narrowed(p, self.x.dtype), where, own.part), where
+
+    def pull(self, g: Tensor, state: State, where: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """(∂⟨g, p⟩/∂x in the dtype of own scores, what these add to that by temperature and parameters, in float64).
+
+        `where` is which of them may have a probability: those alone are read, and the others have the gradient 0.
+        """
+        whole, part, g = self.own.part, self.own.part, g.double()
+        if where is not None:
+            part, g = replace(part, x=part.x.gather(-1, where)), g.gather(-1, where)
+        sums, _ = self.exchanged_sums(self.rows.begin_pull(part, g, state))
+        v, learned = self.rows.pull(part, g, state, sums)
+        return spread(narrowed(v, self.x.dtype), where, whole), learned
+
+    def total(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over all ranks of each of some tensors, the same to the last bit on each, by one collective."""
+        return [torch.stack(each).sum(0) for each in zip(*self.told(own), strict=True)]
 
     def exchanged_sums(self, own: State, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(the same of what each rank has of them, what each has beside)."""

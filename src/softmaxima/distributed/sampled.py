@@ -15,19 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softmaxima.core.arguments import check_per_row, scale_domain
 from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.agreement import Agreement, alike
+from softmaxima.distributed.copied import copied
 from softmaxima.distributed.labels import check_range, here, spoken
 from softmaxima.distributed.losses import bind_to, loss_of_scores
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
+from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.candidates import Candidates, Drawing, as_drawing
 from softmaxima.heads.corrections import target_correction
-from softmaxima.heads.labelled import Labelled, as_labelled
+from softmaxima.heads.labelled import Labelled, Rows, as_labelled
 from softmaxima.heads.sampled import check_options
-from softmaxima.heads.samplers import LogUniformSampler
+from softmaxima.heads.samplers import AnySampler, LogUniformSampler
 from softmaxima.losses._classification import REGISTRY, prepare
 
 ELSEWHERE = -2  # a label of another rank, and
@@ -40,7 +42,7 @@ def sampled_softmax_loss(
     target: Tensor,
     *,
     samples: int,
-    sampler: Any,
+    sampler: str | Tensor | AnySampler,
     group: Group = None,
     bias: Tensor | None = None,
     correction: str = "positive",
@@ -74,7 +76,13 @@ def sampled_softmax_loss(
             which leaves the estimate unbiased.
         The others: as of `sm.sampled_softmax_loss`, the same on every rank.
 
-    Returns, raises: as `linear_loss` here.
+    Returns:
+        The loss, as that of `linear_loss` here. The gradients by weight and bias are of own classes, sparse by `sparse`; those by
+        hidden and the temperature as there.
+
+    Raises:
+        TypeError, ValueError or IndexError for what `sm.sampled_softmax_loss` refuses, and RanksError on the other ranks then;
+        RanksError on every rank, as of `shared_loss`. There is no second derivative.
 
     Cost: one all-gather of 4 numbers a row in float64, and one all-reduce of hidden's size in the backward pass; on each rank as
     of `sm.sampled_softmax_loss`. Sources: as of that; for drawing on each rank An et al. (2022), arXiv:2203.15565.
@@ -82,9 +90,49 @@ def sampled_softmax_loss(
     name = "distributed.sampled_softmax_loss"
     ranks = ranks_of(name, group)
     with ranks.telling(name):
-        given = (hidden, weight, target, bias, temperature, ignore_index, reduction, correction, remove_hits, reduce_hidden)
-        asked = as_sampled(name, *given, samples=samples, sampler=sampler, shared=shared, sparse=sparse, generator=generator)
+        asked = as_sampled(
+            name, hidden, weight, target, bias=bias, temperature=temperature, ignore_index=ignore_index, reduction=reduction,
+            correction=correction, remove_hits=remove_hits, reduce_hidden=reduce_hidden, samples=samples, sampler=sampler,
+            shared=shared, sparse=sparse, generator=generator,
+        )  # fmt: skip
     return asked.evaluate(ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class SameRows:
+    """Rows that all ranks have, and temperatures, before the one is divided by the other."""
+
+    rows: Rows  # at τ = 1
+    tau: float | Tensor
+    reduces: bool  # whether the gradient by hidden is that of all ranks
+
+    def alike(self, **options: Any) -> dict[str, str]:
+        """What must be the same on all ranks, with these options."""
+        rows = self.rows
+        own = {
+            "rows": rows.shape, "features": sizes(rows.hidden)[1], "dtype": rows.dtype, "temperature": self.tau,
+            "reduce_hidden": self.reduces,
+        }  # fmt: skip
+        learning = {"hidden": rows.hidden, "temperature": self.tau}
+        return alike({**own, **options}, beside={"bias": rows.bias}, learning=learning)
+
+    def divided(self, ranks: Ranks, name: str) -> Rows:
+        """The rows at τ. The gradient by τ is that of all ranks, as the one by hidden where that reduces."""
+        rows, hidden, tau = self.rows, self.rows.hidden, self.tau
+        tau = tau.to(hidden.dtype) if isinstance(tau, Tensor) else tau
+        hidden, tau = copied(ranks, name, hidden, tau) if self.reduces else (hidden, *copied(ranks, name, tau))
+        if isinstance(tau, Tensor):
+            tau = tau.expand(*rows.shape, 1).reshape(-1, 1)
+        elif tau == 1:
+            return replace(rows, hidden=hidden)
+        return replace(rows, hidden=hidden / tau, tau=tau)
+
+
+def as_same_rows(name: str, rows: Rows, temperature: Any, reduce_hidden: Any) -> SameRows:
+    """Checked; the rows are at τ = 1."""
+    states = rows.hidden.reshape(*rows.shape, sizes(rows.hidden)[1])
+    tau = check_per_row(name, "temperature", temperature, states, states.ndim - 1, *scale_domain(rows.dtype))
+    return SameRows(rows, tau, check_flag(name, "reduce_hidden", reduce_hidden))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,34 +140,28 @@ class Sampled:
     """Rows with labels of all ranks' classes, a layer of own classes, and how negatives are drawn among these."""
 
     name: str
-    labelled: Labelled  # labels and what is ignored as they came
+    labelled: Labelled  # labels and what is ignored as they came; of rows at τ = 1
+    same: SameRows
     drawing: Drawing | None  # None of no classes
     by_rank: bool  # whether the sampler is that of classes by falling frequency, over all ranks
     samples: int
     correction: str
     removes: bool  # whether hits are left out
-    reduces: bool
 
     def evaluate(self, ranks: Ranks) -> Tensor:
-        agreement = ranks.agree(self.name, self.labelled.rows.classes, self._alike())
+        labelled = self.labelled
+        same = self.same.alike(
+            samples=self.samples, correction=self.correction, remove_hits=self.removes, reduction=labelled.reduction,
+            target=spoken(labelled.labels, labelled.ignored),
+        )  # fmt: skip
+        agreement = ranks.agree(self.name, labelled.rows.classes, same)
         with ranks.working(self.name):
             return self._loss(ranks, agreement)
 
-    def _alike(self) -> dict[str, str]:
-        """What must be the same on all ranks."""
-        labelled, rows = self.labelled, self.labelled.rows
-        options = {
-            "rows": rows.shape, "features": sizes(rows.hidden)[1], "dtype": rows.dtype, "reduction": labelled.reduction,
-            "samples": self.samples, "correction": self.correction, "remove_hits": self.removes, "temperature": rows.tau,
-            "reduce_hidden": self.reduces, "target": spoken(labelled.labels, labelled.ignored),
-        }  # fmt: skip
-        return alike(options, beside={"bias": rows.bias}, learning={"hidden": rows.hidden, "temperature": rows.tau})
-
     def _loss(self, ranks: Ranks, agreement: Agreement) -> Tensor:
-        rows, labels, ignored = self.labelled.rows, self.labelled.labels, self.labelled.ignored
+        labels, ignored = self.labelled.labels, self.labelled.ignored
         check_range(self.name, labels, ignored, agreement)
-        same = _Copied.apply(ranks, self.name, self.reduces, rows.hidden, rows.tau)
-        rows = replace(rows, hidden=same[0], tau=same[1])
+        rows = self.same.divided(ranks, self.name)
         own, place = here(labels, ignored, agreement, ranks.rank)
         scores = rows.scores(slice(0, 0))
         if self.drawing is not None:
@@ -154,30 +196,15 @@ class Sampled:
 
 
 def as_sampled(
-    name: str, hidden: Any, weight: Any, target: Any, bias: Any, temperature: Any, ignore_index: Any, reduction: Any,
-    correction: Any, remove_hits: Any, reduce_hidden: Any, *, samples: Any, sampler: Any, **drawn: Any,
+    name: str, hidden: Any, weight: Any, target: Any, *, bias: Any, temperature: Any, ignore_index: Any, reduction: Any,
+    correction: Any, remove_hits: Any, reduce_hidden: Any, samples: Any, sampler: Any, **drawn: Any,
 ) -> Sampled:  # fmt: skip
     """Checked."""
-    removes, reduces = check_options(name, correction, remove_hits), check_flag(name, "reduce_hidden", reduce_hidden)
-    labelled = as_labelled(name, hidden, weight, target, bias, temperature, ignore_index, reduction, shared=True)
+    removes = check_options(name, correction, remove_hits)
+    labelled = as_labelled(name, hidden, weight, target, bias, 1.0, ignore_index, reduction, shared=True)
+    same = as_same_rows(name, labelled.rows, temperature, reduce_hidden)
     samples, drawing = check_count(name, "samples", samples), None
     if labelled.rows.classes:
         drawing = as_drawing(name, replace(labelled, ignored=None), samples, sampler, **drawn)
     by_rank = isinstance(sampler, str) and sampler == "log_uniform"
-    return Sampled(name, labelled, drawing, by_rank, samples, correction, removes, reduces)
-
-
-class _Copied(torch.autograd.Function):
-    """Hidden states and temperatures, which are the same on every rank: each adds to their gradients, by one message."""
-
-    @staticmethod
-    def forward(ctx: Any, ranks: Ranks, name: str, reduces: bool, hidden: Tensor, tau: Any) -> tuple[Any, ...]:
-        ctx.ranks, ctx.name, ctx.reduces = ranks, name, reduces
-        return hidden.view_as(hidden), tau.view_as(tau) if isinstance(tau, Tensor) else tau
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        by_hidden, by_tau = ctx.needs_input_grad[3:]
-        own = (upstream[0] if by_hidden and ctx.reduces else None, upstream[1] if by_tau else None)
-        found = summed(ctx.ranks, ctx.name, own)
-        return None, None, None, found[0] if ctx.reduces else upstream[0], found[1]
+    return Sampled(name, labelled, same, drawing, by_rank, samples, correction, removes)

@@ -4,39 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
-from softmaxima.core.arguments import as_scores, rows_last
+from softmaxima.core.arguments import as_scores
 from softmaxima.core.contract import find_map
 from softmaxima.core.jacobian import narrowed
-from softmaxima.core.numbers import check_flag
 from softmaxima.core.parts import InParts
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
-from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.lse.logsumexp import check_dims, prepare
 
 NAME = "distributed.logsumexp"
 
 
 def logsumexp(
-    shard: Tensor, dim: int = -1, *, group: Group = None, keepdim: bool = False, where: Any = None, temperature: Any = 1.0
+    shard: Tensor,
+    dim: int | Sequence[int] = -1,
+    *,
+    group: Group = None,
+    keepdim: bool = False,
+    where: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor:
-    """log Σ exp(x/τ) of whole rows, of which every rank of a group has the scores `shard`; the same on every rank.
+    """log Σ_r Σ exp(x_r/τ), in nats, of whole rows, of which every rank r of a group has the scores `shard`, x_r.
 
     Args:
         shard: this rank's scores. All axes but `dim` are the same on every rank; along `dim` each may have any number, and none.
+        dim: the axis that ranks share, or several that are summed over together.
         group: a process group, a mesh of one axis, or None for all ranks.
-        dim, keepdim, where, temperature: as of `sm.logsumexp`; `where` is of this rank's scores.
+        keepdim, where, temperature: as of `sm.logsumexp`; `where` is of this rank's scores.
+
+    Returns:
+        The sums, the same to the last bit on every rank, in the dtype of the scores and of their shape without `dim`, or 1 there.
 
     Raises:
+        TypeError or ValueError for what `sm.logsumexp` refuses, and for complex scores, and RanksError on the other ranks then.
         RanksError on every rank: where rows or dtypes differ among them, one has refused its arguments, has NaN, or does not
         answer within the group's timeout. There is no second derivative.
 
@@ -46,12 +58,11 @@ def logsumexp(
     ranks = ranks_of(NAME, group)
     with ranks.telling(NAME):
         x = as_scores(NAME, shard)
-        axis, rows, tau, mask = rows_last(NAME, x, dim, temperature, where)
-        keepdim = check_flag(NAME, "keepdim", keepdim)
-    options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": axis, "keepdim": keepdim, "temperature": tau}
+        dims = check_dims(NAME, dim, x.ndim)
+        rows, tau, mask, _, shape = prepare(NAME, x, dims, keepdim, where, temperature)
+    options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": dims, "keepdim": keepdim, "temperature": tau}
     agreement = ranks.agree(NAME, rows.shape[-1], alike(options, learning={"scores": rows, "temperature": tau}))
-    value = sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).movedim(-1, axis)
-    return value if keepdim else value.squeeze(axis)
+    return sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).reshape(shape)
 
 
 def sum_of_shared_rows(name: str, ranks: AnyRanks, agreement: Agreement, rows: Tensor, tau: Any, mask: Tensor | None) -> Tensor:
@@ -72,36 +83,34 @@ class _Sum(torch.autograd.Function):
             state, _ = shared.state()
         ctx.share, ctx.ranks = share, shared.ranks
         ctx.infinite = state[0].is_cpu and bool((state[0] == math.inf).any())  # on a GPU to look would wait
-        ctx.tau = None if isinstance(tau, Tensor) else tau
         ctx.kept, ctx.name = Kept(shared.mask), shared.name
-        ctx.save_for_backward(*state, x, *([tau] if isinstance(tau, Tensor) else []))
+        save(ctx, state, x, tau)
         return narrowed(monoid.LogSum(*state).value(shared.rows.tau), x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{NAME}: there is no second derivative; gather the scores, and take the sum of whole rows")
+        once(ctx.name, "gather the scores, and take the sum of whole rows")
         learns = ctx.needs_input_grad[2]
         with ctx.ranks.working(ctx.name) if ctx.infinite or learns else contextlib.nullcontext():  # for no message nobody waits
             ctx.kept.check(ctx.name)
-            *state, x, tau = (*ctx.saved_tensors, ctx.tau)[:5]
+            state, x, tau = saved(ctx)
             shared = ctx.share(x, tau)
             of_tau = None
             shares = _of_infinities(shared) if ctx.infinite else None
             if shared.own.has_shares and shares is None and not learns:
-                return None, shared.own.slope(tuple(state), g), None
-            p = shared.rows.wide(shared.own.part, tuple(state))
+                return None, shared.own.slope(state, g), None
+            p = shared.rows.wide(shared.own.part, state)
             p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
             v = over(p * g.double(), shared.rows.tau)
             if learns:
-                own = -(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)
-                of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
+                (total,) = shared.total([-(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)])
+                of_tau = total.sum_to_size(tau.shape).to(tau.dtype)
             return None, narrowed(v, x.dtype), of_tau
 
 
 def _of_infinities(shared: Shared) -> Tensor:
     """What each +∞ has of those of its row, on all ranks."""
     infinite = (shared.own.part.x == math.inf).double()
-    counts = [each for (each,) in shared.told([infinite.sum(-1, keepdim=True)])]
-    return infinite / torch.stack(counts).sum(0).clamp_min(1.0)
+    (count,) = shared.total([infinite.sum(-1, keepdim=True)])
+    return infinite / count.clamp_min(1.0)
