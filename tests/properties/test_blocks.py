@@ -91,7 +91,7 @@ def test_any_split_and_any_order_give_the_whole(case: Case, x: Tensor, cuts: lis
     assume(not undecided(case, x, tau))
     x = x.double()
     p = in_parts(case, pieces(x, cuts), shuffle, tau)
-    torch.testing.assert_close(p, case(x, temperature=tau), rtol=1e-12, atol=1e-15, equal_nan=True)
+    torch.testing.assert_close(p, case(x, temperature=tau), rtol=1e-12, atol=4e-15, equal_nan=True)
 
 
 @at_most(20)

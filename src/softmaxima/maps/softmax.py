@@ -60,6 +60,7 @@ def softmax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where:
     Returns:
         Probabilities with the shape, dtype and array kind of x. A row with nothing allowed is all zeros; a row that holds
         NaN or +∞ is NaN. Sums are taken in float64. A constant that can be added to all scores exactly changes p by roundings only.
+        Of the largest probability less than about 1e-38, in float64 2e-308, is 0: shares that are subnormal numbers.
 
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
