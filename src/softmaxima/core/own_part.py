@@ -65,13 +65,14 @@ class OwnPart:
         """g p/τ, g [..., 1], in the dtype of the scores: the gradient by them of g V where ∂V/∂(x/τ) = p."""
         if not self.has_shares:
             p, where = self.rows.sparse(self.part, state)
-            return self._narrow(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), where)
-        top, rest = self._conjugate(state)
-        rest = rest.masked_fill(rest == -math.inf, 0.0)  # of nothing, where every score is −∞
+            g = torch.as_tensor(g, dtype=torch.float64, device=p.device)
+            return self._narrow(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), where).masked_fill(g.isnan(), math.nan)
+        own = monoid.LogSum(*state)
+        rest, share = own.log_mass().masked_fill(own.top == -math.inf, 0.0), self._mass(own)
+        g = torch.where(share == 0, 0.0, share * torch.as_tensor(g, dtype=torch.float64, device=share.device))
         x = self.x.to(COMPUTE_DTYPE[self.x.dtype])
-        g = torch.as_tensor(g, dtype=torch.float64, device=x.device).expand(top.shape)
-        g = torch.where(state[0] == math.inf, math.nan, g).squeeze(-1).to(x.dtype)
-        found = self.kernels.logsumexp_backward(x, torch.stack((top, rest)).squeeze(-1), g, self.rows.tau, self.mask)
+        g = g.masked_fill(own.top == math.inf, math.nan).squeeze(-1).to(x.dtype)
+        found = self.kernels.logsumexp_backward(x, torch.stack((own.anchor, rest)).squeeze(-1), g, self.rows.tau, self.mask)
         return narrowed(found, self.x.dtype)
 
     def at(self, score: Tensor, place: Tensor, state: State) -> tuple[Tensor, Tensor]:
@@ -83,6 +84,12 @@ class OwnPart:
         log_p = torch.where(score == -math.inf, -math.inf, (score - top) / self.rows.tau - rest)
         log_p = log_p.masked_fill(rest == math.inf, math.nan)
         return log_p.exp(), log_p.expm1()
+
+    def _mass(self, total: monoid.LogSum) -> Tensor:
+        """Σp of a row [..., 1]: 1, or what a sink leaves, which has its digits where e^{LSE − V} would lose them."""
+        at_top = self.rows.blocks.finish(Part(total.anchor, self.rows.tau, self.first), total, **self.rows.params)
+        has_sink = self._conjugate(total)[1] != total.log_mass()
+        return torch.where(has_sink & (total.top > -math.inf), at_top * total.mass, 1.0)
 
     def _conjugate(self, state: State) -> tuple[Tensor, Tensor]:
         return self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]

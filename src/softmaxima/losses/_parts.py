@@ -96,20 +96,21 @@ class LossInParts:
             hit = (places(part) == target.unsqueeze(-1)) & (target != self.ignore_index).unsqueeze(-1)
             y = hit.double()
         y = y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / self.n
-        return y.masked_fill(self._ignored(target), 0.0), hit
+        return y.masked_fill(self.ignored(target), 0.0), hit
 
     def _check_labels(self, x: Tensor, target: Tensor) -> None:
         if sizes(target) != sizes(x)[:-1]:
             raise ValueError(f"{self.name}: labels must be one a row, {sizes(x)[:-1]}, got {sizes(target)}")
 
-    def _ignored(self, target: Tensor) -> Tensor:
+    def ignored(self, target: Tensor) -> Tensor:
+        """Which rows are [..., 1]; of probabilities none."""
         if target.is_floating_point():
             return torch.tensor(False, device=target.device)
         return (target == self.ignore_index).unsqueeze(-1)
 
     def part(self, part: Part, target: Tensor) -> Part:
         """The part as the map is given it: 0 in rows that are ignored, whatever they hold."""
-        return Part(part.x.masked_fill(self._ignored(target), 0.0), self.rows.tau, part.first)
+        return Part(part.x.masked_fill(self.ignored(target), 0.0), self.rows.tau, part.first)
 
     def shares(self, part: Part, target: Tensor, weight: Tensor | None) -> Tensor:
         """s of a part."""
@@ -141,7 +142,7 @@ class LossInParts:
         self._check_labels(x, target)
         n = sizes(x)[-1]
         place = target.unsqueeze(-1) - first
-        hit = (place >= 0) & (place < n) & ~self._ignored(target)
+        hit = (place >= 0) & (place < n) & ~self.ignored(target)
         place = torch.where(hit, place, 0)
         padded = x if n else torch.nn.functional.pad(x, (0, 1), value=-math.inf)
         score = torch.where(hit, padded.gather(-1, place).double(), math.nan)
@@ -203,7 +204,7 @@ class LossInParts:
         slope = targets.weight * (p - y) if self.form.fenchel else self._times(targets.share, p) - y
         if self.z_loss:
             slope = slope + self._times(self.counted(targets) * self.excess(state), p)
-        return (slope / self.rows.tau).masked_fill(self._ignored(target), 0.0)
+        return (slope / self.rows.tau).masked_fill(self.ignored(target), 0.0)
 
     def counted(self, targets: Targets) -> Tensor:
         """How often a row has p in its gradient."""
