@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,30 +151,6 @@ def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., tuple[Te
 def growth(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], tau: float | Tensor) -> Tensor:
     """exp(V_a − V_b) of two conjugates (M, c), 0 where there was nothing."""
     return torch.where(a[1] == -math.inf, 0.0, ((a[0] - b[0]) / tau + (a[1] - b[1])).exp())
-
-
-class Sum(NamedTuple):
-    """A plain sum over parts."""
-
-    total: Tensor
-
-
-def additive(weigh: Callable[..., Tensor]) -> Blocks:
-    """A map p = w/Σw of weights that are taken score by score, `weigh(part, **params)`."""
-
-    def begin(part: Part, known: State | None, **params: Any) -> State:
-        return Sum(weigh(part, **params).sum(-1, keepdim=True))
-
-    def merge(a: State, b: State, tau: float | Tensor, **params: Any) -> State:
-        return Sum(a[0] + b[0])
-
-    def finish(part: Part, state: State, **params: Any) -> Tensor:
-        return weigh(part, **params) / state[0].masked_fill(state[0] == 0, 1.0)
-
-    def factor(a: State, b: State, tau: float | Tensor, **params: Any) -> Tensor:
-        return a[0] / b[0].masked_fill(b[0] == 0, 1.0)
-
-    return Blocks(begin, merge, finish, factor=factor, derivative=of_the_mass)
 
 
 def of_the_mass(part: Part, state: State, p: Tensor, of: Callable[..., tuple[Tensor, ...]], /, **params: Any) -> tuple[Tensor, ...]:

@@ -59,14 +59,18 @@ class OwnPart:
 
     def probabilities(self, state: State) -> Tensor:
         """Those of these scores, in their dtype."""
-        return self.slope(state, self.rows.tau) if self.has_shares else self._narrow(*self.rows.sparse(self.part, state))
+        if self.has_shares:
+            return self.slope(state, self.rows.tau)
+        p, where = self.rows.sparse(self.part, state)
+        return spread(p.to(self.x.dtype), where, self.part)
 
     def slope(self, state: State, g: float | Tensor) -> Tensor:
         """g p/τ, g [..., 1], in the dtype of the scores: the gradient by them of g V where ∂V/∂(x/τ) = p."""
         if not self.has_shares:
             p, where = self.rows.sparse(self.part, state)
             g = torch.as_tensor(g, dtype=torch.float64, device=p.device)
-            return self._narrow(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), where).masked_fill(g.isnan(), math.nan)
+            slope = narrowed(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), self.x.dtype)
+            return spread(slope, where, self.part).masked_fill(g.isnan(), math.nan)
         own = monoid.LogSum(*state)
         rest, share = own.log_mass().masked_fill(own.top == -math.inf, 0.0), self._mass(own)
         g = torch.where(share == 0, 0.0, share * torch.as_tensor(g, dtype=torch.float64, device=share.device))
@@ -93,6 +97,3 @@ class OwnPart:
 
     def _conjugate(self, state: State) -> tuple[Tensor, Tensor]:
         return self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
-
-    def _narrow(self, values: Tensor, where: Tensor | None) -> Tensor:
-        return spread(narrowed(values, self.x.dtype), where, self.part)

@@ -217,7 +217,7 @@ class InParts:
             if isinstance(self.params[parameter.name], Tensor):
                 moved = self._derivative(own, state, parameter.gradient)
                 learned[parameter.name] = product(moved, slopes).sum(-1, keepdim=True)
-        return as_given(v, where, part), learned
+        return as_given(narrowed(v, _dtype(part)), where, part), learned
 
     def _supported(self, part: Part, state: State) -> tuple[Part, Tensor | None]:
         """(the scores of a part that may have a probability, where they are, None for all)."""
@@ -337,7 +337,11 @@ def _slopes(part: Part, g: Any) -> Tensor:
 
 
 def as_given(values: Tensor, where: Tensor | None, part: Part) -> Any:
-    """The values of a part, of which it has some, of the kind and dtype of its scores."""
+    """The values of a part, of which it has some, of the kind of its scores, rounded to their dtype."""
     if part.given is None:
         return spread(values, where, part)
-    return like_input(spread(narrowed(values, as_scores("in_parts", part.given).dtype), where, part), part.given)
+    return like_input(spread(values.to(_dtype(part)), where, part), part.given)
+
+
+def _dtype(part: Part) -> torch.dtype:
+    return part.x.dtype if part.given is None else as_scores("in_parts", part.given).dtype

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_per_row
 from softmaxima.core.blocks import State
-from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_int
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts
@@ -131,7 +130,7 @@ class _OfRows:
 
     def __call__(self, summary: Any) -> np.ndarray:
         with one_thread():
-            values = narrowed(self.function(summary), as_tensor("dask", "scores", np.empty((), self.dtype)).dtype)  # [rows]
+            values = self.function(summary).to(as_tensor("dask", "scores", np.empty((), self.dtype)).dtype)  # [rows]
         for axis in sorted(self.axes):
             values = values.unsqueeze(axis)
         return values.numpy()

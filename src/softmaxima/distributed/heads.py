@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.labels import here
@@ -275,7 +274,7 @@ class _LayerLoss(torch.autograd.Function):
         ctx.head, ctx.losses = head, losses
         ctx.tau = None if isinstance(tau, Tensor) else tau
         ctx.save_for_backward(hidden, weight, bias, tau if isinstance(tau, Tensor) else None, scale, *saved)
-        return narrowed(value, head.request.dtype)
+        return value.to(head.request.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -325,7 +325,7 @@ class _SharedLoss(torch.autograd.Function):
         saved, ctx.width = found.saved()
         ctx.loss, ctx.is_of_rows, ctx.kept = loss, reduction == "none", loss.kept()
         ctx.save_for_backward(x, scale, *saved)
-        return narrowed(value, x.dtype)
+        return value.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -75,7 +75,7 @@ class _Sum(torch.autograd.Function):
         ctx.tau = None if isinstance(tau, Tensor) else tau
         ctx.kept, ctx.name = Kept(shared.mask), shared.name
         ctx.save_for_backward(*state, x, *([tau] if isinstance(tau, Tensor) else []))
-        return narrowed(monoid.LogSum(*state).value(shared.rows.tau), x.dtype)
+        return monoid.LogSum(*state).value(shared.rows.tau).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
