@@ -77,6 +77,8 @@ def chunked_loss(
     >>> float(sm.dask.sparsemax_loss(x, np.array([1])).compute())
     2.0
     """
+    if isinstance(loss, str) and loss in REGISTRY and REGISTRY[loss].on_cosines:
+        raise ValueError(f"dask.{loss}: a loss of cosines has no form in parts; take sm.{loss} of whole rows, as of x.compute()")
     found, given = find_loss("dask.chunked_loss", loss)
     name = f"dask.{found.name}"
     scores = check_scores(name, input)
