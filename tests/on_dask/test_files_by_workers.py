@@ -296,7 +296,7 @@ def test_workers_that_cannot_begin_are_an_input_error(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(distributed, "LocalCluster", dies)
     with pytest.raises(
-        InputError, match=r"^the workers could not be begun \(Nanny failed to start\); call again, with fewer of them"
+        InputError, match=r"^the workers could not be begun \(Nanny failed to start\); call again, with fewer"
     ):
         sm.dask.file_logsumexp(tmp_path / "x.npy", workers=1)
 
