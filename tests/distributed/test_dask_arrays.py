@@ -140,6 +140,8 @@ def test_an_axis_of_one_score_may_have_an_empty_chunk(chunks: Any) -> None:
             within(getattr(sm.dask, name)(lazy, axis, where=mask).compute(), getattr(sm, name)(x, axis, where=mask), 1e-15)
         within(sm.dask.logsumexp(lazy, axis, where=mask[:, :1]).compute(), sm.logsumexp(x, axis, where=mask[:, :1]), 1e-15)
         within(sm.dask.softmax(lazy, axis, temperature=tau).compute(), sm.softmax(x, axis, temperature=tau), 1e-15)
+    empty_first = da.from_array(np.array([2.0]), chunks=((0, 1),))  # of fewer axes than x
+    within(sm.dask.softmax(lazy, temperature=empty_first).compute(), sm.softmax(x, temperature=2.0), 1e-15)
     one = da.from_array(x[:, :1], chunks=(chunks[0], (0, 1)))
     assert sm.dask.cross_entropy(one, np.array([0]), np.array([2.0])).compute() == 0.0
     assert apart(sm.dask.sparsemax_loss(lazy, np.array([3])).compute(), sm.sparsemax_loss(x, np.array([3]))) <= 1e-15
@@ -369,6 +371,12 @@ LABELS = np.array([0, 1, 2, 5])
         (lambda: D.softmax(X, temperature=np.ones(6)), ValueError, "softmax: temperature must broadcast against scores"),
         (lambda: D.softmax(X, temperature=da.ones(6)), ValueError, "softmax: temperature must broadcast against scores"),
         (lambda: D.softmax(X, where=da.ones((4, 6))), TypeError, "softmax: where must be boolean"),
+        (lambda: D.softmax(X, where=np.ones(6)), TypeError, r"where must be boolean, got float64; call where.astype\(bool\)"),
+        (lambda: D.softmax(X, where=[True] * 6), TypeError, r"where must be .*, got a list; call numpy.asarray\(where\)"),
+        (lambda: D.cross_entropy(X, [0, 1, 2, 3]), TypeError, r"target must be .* got a list; call numpy.asarray\(target\)"),
+        (lambda: D.cross_entropy(X, LABELS > 1), TypeError, r"target must be .*, got bool; call target.astype\(int\)"),
+        (lambda: D.arcface(X, LABELS), ValueError, "dask.arcface: a loss of cosines has no form in parts; take sm.arcface"),
+        (lambda: D.perturb_max(X), ValueError, "perturb_max: .* on parts; take sm.perturb_max of whole rows, as of x.compute"),
         (lambda: D.softmax(X, where=torch.ones(6) > 0), TypeError, r"a NumPy or a Dask array, got a tensor"),
         (lambda: D.entmax(X, alpha=0.5), ValueError, "entmax: alpha must be at least 1"),
         (lambda: D.entmax(X, beta=0.5), TypeError, "unknown parameter beta"),

@@ -1010,7 +1010,11 @@ def test_the_interface_is_what_the_header_says():
     declared = dict(re.findall(r"^SOFTMAXIMA_KERNEL\((\w+), (\w+)\)", sources, re.MULTILINE))
     kernels = [map.kernel for map in REGISTRY.values() if map.kernel is not None and map.kernel.library is None]
     of_maps = {kernel.forward for kernel in kernels}, {kernel.backward for kernel in kernels}, {kernel.loss for kernel in kernels}
-    of_sums = {"logsumexp", "logsumexp_rest", "log_mean_exp", "logcumsumexp"}, {"logsumexp_backward", "logcumsumexp_backward"}, {None}
+    of_sums = (
+        {"logsumexp", "logsumexp_rest", "log_mean_exp", "logcumsumexp"},
+        {"logsumexp_backward", "logcumsumexp_backward"},
+        {None},
+    )
     for kind, maps, sums in zip(("Forward", "Backward", "Loss"), of_maps, of_sums, strict=True):
         assert maps | sums == {name for name, its_kind in declared.items() if its_kind == kind} | (sums & {None})
     if native.AVAILABLE:

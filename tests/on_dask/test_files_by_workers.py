@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import importlib
 import itertools
 import json
 import os
@@ -258,7 +260,32 @@ def test_workers_that_are_killed_as_they_begin_are_told_in_one_line(tmp_path: Pa
     command = [sys.executable, "-c", SOFTMAXIMA, "lse", str(tmp_path / "x.npy"), "--workers=1"]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=300)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert ended.stderr.startswith("softmaxima: the workers could not be begun: ")
+    assert ended.stderr.startswith("softmaxima: the workers could not be begun (")
+
+
+def test_no_more_workers_are_begun_than_there_are_pieces(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    @contextlib.contextmanager
+    def connected(name: str, given: Any, workers: int) -> Iterator[Any]:
+        begun.append(workers)
+        yield client
+
+    room = importlib.import_module("softmaxima.dask.files")
+    monkeypatch.setattr(room, "connected", connected)
+    monkeypatch.setattr(room, "grow", lambda client, workers: begun.append(workers))
+    np.save(tmp_path / "x.npy", scores(100_000))
+    for number in range(3):
+        np.save(tmp_path / f"part-{number}.npy", scores(10))
+    told: list[int] = []  # how many are done, at the beginning and after each piece
+    for workers in (1000, 2):
+        begun.clear()
+        told.clear()
+        sm.dask.file_logsumexp(
+            [tmp_path / "x.npy", f"{tmp_path}/part-*.npy"], workers=workers, progress=lambda done, scores: told.append(done)
+        )
+        assert len(told) > 5
+        assert begun == [min(workers, 4), min(workers, len(told) - 1)]
 
 
 def test_workers_that_cannot_begin_are_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +295,7 @@ def test_workers_that_cannot_begin_are_an_input_error(tmp_path: Path, monkeypatc
         raise RuntimeError("Nanny failed to start.")
 
     monkeypatch.setattr(distributed, "LocalCluster", dies)
-    with pytest.raises(InputError, match=r"^the workers could not be begun: Nanny failed to start. Call again, with fewer of them"):
+    with pytest.raises(InputError, match=r"^the workers could not be begun \(Nanny failed to start\); call again, with fewer"):
         sm.dask.file_logsumexp(tmp_path / "x.npy", workers=1)
 
 

@@ -352,8 +352,8 @@ def test_wrong_use_in_parts_is_refused():
         sm.in_parts("entmax", alpha=torch.tensor([1.5, 2.0]))
     with pytest.raises(ValueError, match="first must be an int of at least 0, got -1"):
         rows.part(part.x, -1)
-    with pytest.raises(TypeError, match=r"Part: scores must be float64, got torch.float32"):
-        Part(x)
+    with pytest.raises(TypeError, match=r"Part: scores must be of floating point, got torch.int64"):
+        Part(x.long())
 
 
 @given(x=rows(), cuts=CUTS)

@@ -9,29 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
-from softmaxima.core.rows import row_maximum
+from softmaxima.core.rows import largest_scores, row_maximum
 
 State = tuple[Tensor, ...]  # of float64 or int64 [..., m]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some scores of each row, in float64, −∞ where they are left out."""
+    """Some scores of each row, −∞ where they are left out."""
 
-    x: Tensor  # [..., n]
+    x: Tensor  # [..., n] in float64; for `begin` and `support` of a map that has `support` as they came
     tau: float | Tensor = 1.0  # a number or [..., 1]
     first: int | Tensor = 0  # the place of x[..., 0] in its row, a number or [..., 1], by which ties are broken and labels found
     given: Any = None  # the scores as they came, whose kind and dtype the results have
 
     def __post_init__(self) -> None:
-        if self.x.dtype != torch.float64:
-            raise TypeError(f"Part: scores must be float64, got {self.x.dtype}; call x.double()")
+        if not self.x.is_floating_point():
+            raise TypeError(f"Part: scores must be of floating point, got {self.x.dtype}; call x.double()")
 
     @property
     def z(self) -> Tensor:
@@ -153,37 +153,13 @@ def growth(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], tau: float | Tens
     return torch.where(a[1] == -math.inf, 0.0, ((a[0] - b[0]) / tau + (a[1] - b[1])).exp())
 
 
-class Sum(NamedTuple):
-    """A plain sum over parts."""
-
-    total: Tensor
-
-
-def additive(weigh: Callable[..., Tensor]) -> Blocks:
-    """A map p = w/Σw of weights that are taken score by score, `weigh(part, **params)`."""
-
-    def begin(part: Part, known: State | None, **params: Any) -> State:
-        return Sum(weigh(part, **params).sum(-1, keepdim=True))
-
-    def merge(a: State, b: State, tau: float | Tensor, **params: Any) -> State:
-        return Sum(a[0] + b[0])
-
-    def finish(part: Part, state: State, **params: Any) -> Tensor:
-        return weigh(part, **params) / state[0].masked_fill(state[0] == 0, 1.0)
-
-    def factor(a: State, b: State, tau: float | Tensor, **params: Any) -> Tensor:
-        return a[0] / b[0].masked_fill(b[0] == 0, 1.0)
-
-    return Blocks(begin, merge, finish, factor=factor, derivative=of_the_mass)
-
-
 def of_the_mass(part: Part, state: State, p: Tensor, of: Callable[..., tuple[Tensor, ...]], /, **params: Any) -> tuple[Tensor, ...]:
     """The sensitivity (w′/Σw, p) of a map p = w/Σw, which of a part alone is over the weight of that part."""
     s, q = of(p, part.z, **params)
     return s * p.sum(-1, keepdim=True), q
 
 
-NARROW = 128  # scores of a row, the largest, among which its support is looked for first
+NARROW = 16  # scores of a row, the largest, among which its support is looked for first
 
 
 def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor] | None = None) -> Blocks:
@@ -201,14 +177,14 @@ def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor]
         n, width = x.shape[-1], 0
         while True:
             width = min(n, max(NARROW, 8 * width))
-            ordered = x.topk(width, -1).values
+            ordered = largest_scores(x, width)[0].double()
             counts = probabilities(ordered, tau, params) > 0
             if width == n or not bool(counts[..., -1].any()):
                 return ordered, counts
 
     def candidates(x: Tensor, tau: float | Tensor, params: dict[str, Any]) -> State:
         if x.shape[-1] == 0:
-            return (x,)
+            return (x.double(),)
         ordered, counts = largest(x, tau, params)
         spoilt = ~(ordered[..., :1] < math.inf)  # NaN and +∞ are the largest
         kept = torch.where(counts, ordered, -math.inf)
@@ -245,9 +221,9 @@ def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor]
 
     def support(part: Part, state: State, **params: Any) -> Tensor | None:
         n, width = part.x.shape[-1], state[0].shape[-1]  # which holds all that have a probability
-        if n <= NARROW or 2 * width >= n or bool(state[0].isnan().any()):  # a row of NaN has it everywhere
+        if n <= 8 * NARROW or 2 * width >= n or bool(state[0].isnan().any()):  # a row of NaN has it everywhere
             return None
-        return part.x.topk(width, -1).indices
+        return largest_scores(part.x, width)[1]
 
     value = None if regulariser is None else conjugate
     return Blocks(begin, merge, finish, conjugate=value, derivative=derivative, support=support)

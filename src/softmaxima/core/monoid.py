@@ -115,6 +115,12 @@ class LogSum(NamedTuple):
         return self.weigh(x, tau) * scale / mass.masked_fill(mass == 0, 1.0)
 
 
+def gap(x: Tensor, y: Tensor, tau: float | Tensor) -> Tensor:
+    """(x − y)/τ, also where x − y is beyond all numbers and the quotient is not."""
+    apart = x - y
+    return torch.where(apart.isinf(), (x / 2 - y / 2) / tau * 2, apart / tau)
+
+
 def _over(x: Pair, tau: float | Tensor) -> Pair:
     """x/τ of two terms, the second a constant."""
     if is_one(tau):

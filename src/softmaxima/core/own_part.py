@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,8 +30,18 @@ class OwnPart:
 
     @functools.cached_property
     def part(self) -> Part:
-        wide = self.x.double() if self.mask is None else self.x.double().masked_fill(~self.mask, -math.inf)
-        return Part(wide, self.rows.tau, self.first)
+        narrow = self.narrow
+        return replace(narrow, x=narrow.x.double())
+
+    @functools.cached_property
+    def narrow(self) -> Part:
+        """The same as they came: of a map that has `support` few are read again, which are widened then."""
+        return Part(self.x if self.mask is None else self.x.masked_fill(~self.mask, -math.inf), self.rows.tau, self.first)
+
+    @property
+    def read(self) -> Part:
+        """Those that a state and probabilities are made of."""
+        return self.part if self.rows.blocks.support is None else self.narrow
 
     @functools.cached_property
     def kernels(self) -> Any:
@@ -52,26 +62,33 @@ class OwnPart:
     def begun(self, known: State | None = None) -> State:
         """The state of this part in a pass."""
         if self.kernels is None:
-            return self.rows.begin(self.part, known)
+            return self.rows.begin(self.read, known)
         top, rest = (value.unsqueeze(-1) for value in self.kernels.logsumexp_rest(self.x, self.rows.tau, self.mask))
         top = top.masked_fill(rest.isnan(), math.nan)  # the largest of the others is no state
         return monoid.LogSum(top, (top > -math.inf).double(), rest.masked_fill(top.isinf(), 0.0))
 
     def probabilities(self, state: State) -> Tensor:
         """Those of these scores, in their dtype."""
-        return self.slope(state, self.rows.tau) if self.has_shares else self._narrow(*self.rows.sparse(self.part, state))
+        if self.has_shares:
+            return self.slope(state, self.rows.tau)
+        p, where = self.rows.sparse(self.read, state)
+        return spread(p.to(self.x.dtype), where, self.read)
 
     def slope(self, state: State, g: float | Tensor) -> Tensor:
         """g p/τ, g [..., 1], in the dtype of the scores: the gradient by them of g V where ∂V/∂(x/τ) = p."""
         if not self.has_shares:
-            p, where = self.rows.sparse(self.part, state)
-            return self._narrow(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), where)
-        top, rest = self._conjugate(state)
-        rest = rest.masked_fill(rest == -math.inf, 0.0)  # of nothing, where every score is −∞
+            p, where = self.rows.sparse(self.read, state)
+            g = torch.as_tensor(g, dtype=torch.float64, device=p.device)
+            slope = narrowed(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), self.x.dtype)
+            spoilt = g.isnan()
+            slope = spread(slope, where, self.read)
+            return slope.masked_fill_(spoilt, math.nan) if bool(spoilt.any()) else slope
+        own = monoid.LogSum(*state)
+        rest, share = own.log_mass().masked_fill(own.top == -math.inf, 0.0), self._mass(own)
+        g = torch.where(share == 0, 0.0, share * torch.as_tensor(g, dtype=torch.float64, device=share.device))
         x = self.x.to(COMPUTE_DTYPE[self.x.dtype])
-        g = torch.as_tensor(g, dtype=torch.float64, device=x.device).expand(top.shape)
-        g = torch.where(state[0] == math.inf, math.nan, g).squeeze(-1).to(x.dtype)
-        found = self.kernels.logsumexp_backward(x, torch.stack((top, rest)).squeeze(-1), g, self.rows.tau, self.mask)
+        g = g.masked_fill(own.top == math.inf, math.nan).squeeze(-1).to(x.dtype)
+        found = self.kernels.logsumexp_backward(x, torch.stack((own.anchor, rest)).squeeze(-1), g, self.rows.tau, self.mask)
         return narrowed(found, self.x.dtype)
 
     def at(self, score: Tensor, place: Tensor, state: State) -> tuple[Tensor, Tensor]:
@@ -84,8 +101,11 @@ class OwnPart:
         log_p = log_p.masked_fill(rest == math.inf, math.nan)
         return log_p.exp(), log_p.expm1()
 
+    def _mass(self, total: monoid.LogSum) -> Tensor:
+        """Σp of a row [..., 1]: 1, or what a sink leaves, which has its digits where e^{LSE − V} would lose them."""
+        at_top = self.rows.blocks.finish(Part(total.anchor, self.rows.tau, self.first), total, **self.rows.params)
+        has_sink = self._conjugate(total)[1] != total.log_mass()
+        return torch.where(has_sink & (total.top > -math.inf), at_top * total.mass, 1.0)
+
     def _conjugate(self, state: State) -> tuple[Tensor, Tensor]:
         return self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
-
-    def _narrow(self, values: Tensor, where: Tensor | None) -> Tensor:
-        return spread(narrowed(values, self.x.dtype), where, self.part)

@@ -32,6 +32,7 @@ from softmaxima.core.jacobian import Jacobian, jacobian_of, narrowed, product
 from softmaxima.core.numbers import TEMPERATURE, check_int
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.temperature import over
+from softmaxima.kernels.native import zeros
 
 AnyState = TypeVar("AnyState", bound=tuple)
 
@@ -217,12 +218,12 @@ class InParts:
             if isinstance(self.params[parameter.name], Tensor):
                 moved = self._derivative(own, state, parameter.gradient)
                 learned[parameter.name] = product(moved, slopes).sum(-1, keepdim=True)
-        return as_given(v, where, part), learned
+        return as_given(narrowed(v, _dtype(part)), where, part), learned
 
     def _supported(self, part: Part, state: State) -> tuple[Part, Tensor | None]:
         """(the scores of a part that may have a probability, where they are, None for all)."""
         where = None if self.blocks.support is None else self.blocks.support(part, state, **self.params)
-        return (part, None) if where is None else (replace(part, x=part.x.gather(-1, where)), where)
+        return replace(part, x=(part.x if where is None else part.x.gather(-1, where)).double()), where
 
     def _jacobian(self, part: Part, state: State) -> Jacobian:
         return jacobian_of(self._derivative(part, state, self.map.sensitivity))
@@ -320,7 +321,7 @@ def no_graph(what: str, values: Tensor, name: str = "in_parts") -> None:
 
 def spread(values: Tensor, where: Tensor | None, part: Part) -> Tensor:
     """Values of some scores of a part, 0 for the others."""
-    return values if where is None else values.new_zeros(part.x.shape).scatter_(-1, where, values)
+    return values if where is None else zeros(values, part.x.shape).scatter_(-1, where, values)
 
 
 def _check_part(part: Any) -> None:
@@ -337,7 +338,11 @@ def _slopes(part: Part, g: Any) -> Tensor:
 
 
 def as_given(values: Tensor, where: Tensor | None, part: Part) -> Any:
-    """The values of a part, of which it has some, of the kind and dtype of its scores."""
+    """The values of a part, of which it has some, of the kind of its scores, rounded to their dtype."""
     if part.given is None:
         return spread(values, where, part)
-    return like_input(spread(narrowed(values, as_scores("in_parts", part.given).dtype), where, part), part.given)
+    return like_input(spread(values.to(_dtype(part)), where, part), part.given)
+
+
+def _dtype(part: Part) -> torch.dtype:
+    return part.x.dtype if part.given is None else as_scores("in_parts", part.given).dtype

@@ -1,4 +1,4 @@
-"""Sums of exponentials along the last axis, stable: what several maps and logsumexp are made of."""
+"""Sums of exponentials along the last axis, stable, and the largest scores: what several maps and logsumexp are made of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.tracing import sizes
+
+PIECE = 64  # scores of which one is the largest
 
 
 def row_maximum(z: Tensor) -> Tensor:
@@ -42,3 +44,19 @@ def normalise_exp(z: Tensor) -> Tensor:
     """exp(z) / Σ exp(z)."""
     weights = (z - row_maximum(z)).exp()
     return (weights / total(weights)).to(z.dtype)
+
+
+def largest_scores(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(the k largest scores of each row [..., n] in order, where they are), of long rows in the pieces with the largest maxima."""
+    n = x.shape[-1]
+    pieces = n // PIECE
+    if pieces < 4 * k or pieces < PIECE:
+        found, where = x.topk(k, -1)
+        return found, where
+    whole = x[..., : pieces * PIECE].unflatten(-1, (pieces, PIECE))
+    _, best = largest_scores(whole.amax(-1), k)
+    scores = whole.gather(-2, best.unsqueeze(-1).expand(*best.shape, PIECE)).flatten(-2)
+    where = (PIECE * best.unsqueeze(-1) + torch.arange(PIECE, device=x.device)).flatten(-2)
+    rest = torch.arange(pieces * PIECE, n, device=x.device)
+    found, at = torch.cat((scores, x[..., pieces * PIECE :]), -1).topk(k, -1)
+    return found, torch.cat((where, rest.expand(*x.shape[:-1], -1)), -1).gather(-1, at)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_per_row
 from softmaxima.core.blocks import State
-from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_int
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts
@@ -131,7 +130,7 @@ class _OfRows:
 
     def __call__(self, summary: Any) -> np.ndarray:
         with one_thread():
-            values = narrowed(self.function(summary), as_tensor("dask", "scores", np.empty((), self.dtype)).dtype)  # [rows]
+            values = self.function(summary).to(as_tensor("dask", "scores", np.empty((), self.dtype)).dtype)  # [rows]
         for axis in sorted(self.axes):
             values = values.unsqueeze(axis)
         return values.numpy()
@@ -179,13 +178,20 @@ def _check_chunks(name: str, what: str, x: Array) -> Array:
     return x
 
 
+KINDS = {"where": "b", "target": "iuf"}  # of dtypes
+
+
 def stand_in(name: str, what: str, value: Any, fill: Any = 1) -> Any:
     """For a Dask array a tensor of its shape and dtype without memory, for the checks that read no scores; else the value.
 
-    Raises TypeError for a tensor, which Dask does not share out.
+    Raises TypeError for a tensor or a list, which Dask does not share out, and for a dtype that an array of its kind repairs.
     """
-    if isinstance(value, Tensor):
-        raise TypeError(f"{name}: {what} must be a number, a NumPy or a Dask array, got a tensor; call {what}.numpy()")
+    if isinstance(value, (Tensor, list, tuple)):
+        kind, repair = ("a tensor", f"{what}.numpy()") if isinstance(value, Tensor) else ("a list", f"numpy.asarray({what})")
+        raise TypeError(f"{name}: {what} must be a number, a NumPy or a Dask array, got {kind}; call {repair}")
+    if isinstance(value, (Array, np.ndarray)) and value.dtype.kind not in KINDS.get(what, value.dtype.kind):
+        meant, repair = ("boolean", "bool") if what == "where" else ("class indices or probabilities", "int")
+        raise TypeError(f"{name}: {what} must be {meant}, got {value.dtype}; call {what}.astype({repair})")
     if not isinstance(value, Array):
         return value
     _check_chunks(name, what, value)
@@ -200,7 +206,7 @@ def matching(value: Any, x: Array, axes: tuple[int, ...], whole: bool = False) -
     """
     if not isinstance(value, (Array, np.ndarray)):
         return value, ()
-    value = value.reshape((1,) * (len(axes) - value.ndim) + value.shape)
+    value = value[(None,) * (len(axes) - value.ndim)]
     chunks = tuple(x.chunks[axis] if whole or size != 1 else (1,) for axis, size in zip(axes, value.shape, strict=True))
     return in_chunks(value, chunks) if isinstance(value, np.ndarray) else value.rechunk(chunks), axes
 

@@ -85,12 +85,13 @@ def _begun(library: Any, workers: int) -> Any:
         cluster = pool.submit(begin)
         try:
             return cluster.result()
-        except RuntimeError as error:  # as where one is killed before it is there
-            raise InputError(
-                f"the workers could not be begun: {error} Call again, with fewer of them if memory is short"
-            ) from error
+        except (RuntimeError, OSError) as error:  # as where one is killed before it is there, or the machine is too busy
+            said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            repair = "call again, with fewer of them if memory is short"
+            raise InputError(f"the workers could not be begun ({said}); {repair}") from error
         except KeyboardInterrupt:
-            cluster.result().close()
+            with contextlib.suppress(RuntimeError, OSError):  # of workers that could not be begun
+                cluster.result().close()
             raise
 
 
@@ -109,13 +110,17 @@ def _joined(library: Any, address: str) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without Dask's log, in which a worker that dies fills the screen: what matters of it comes as an error."""
-    logger = logging.getLogger("distributed")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    rooms = ("distributed", "tornado", "asyncio")  # those within them have levels of their own
+    own = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in rooms]
+    loggers = [logging.getLogger(name) for name in {*rooms, *own}]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _check_workers(client: Any) -> None:
@@ -136,6 +141,12 @@ def _check_workers(client: Any) -> None:
         if answer != mine:
             has = f"softmaxima {answer}" if isinstance(answer, str) else "no softmaxima"
             raise InputError(f"the worker at {worker} has {has}, and here is {mine}; install the same there")
+
+
+def grow(client: Any, workers: int) -> None:
+    """Begin others of those that `connected` began, up to so many; work does not wait for them."""
+    if workers > len(client.nthreads()):
+        client.cluster.scale(workers)
 
 
 def processes(client: Any) -> int:

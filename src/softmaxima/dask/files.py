@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import InputError, check_count
 from softmaxima.core.places import Place, found
-from softmaxima.dask.cluster import Tasks, connected
+from softmaxima.dask.cluster import Tasks, connected, grow
 from softmaxima.streams.files import Read, Request, check_again
 from softmaxima.streams.pieces import Plan
 from softmaxima.streams.state import LogSumExpState
@@ -46,14 +46,14 @@ def file_logsumexp(
             read by the same path, so that on other machines it must be on a file system that they share. A file that is meant
             twice, as by patterns that overlap or another way of writing it, is summed once.
         client: a `distributed.Client`, or the address of a scheduler, as "tcp://host:8786". Without it: the current client.
-        workers: instead of a client, this many processes on this machine, which end with the call.
+        workers: instead of a client, so many processes on this machine, no more than there are pieces, which end with the call.
         column, dtype, temperature, scale, zero_point, effective_size: as in `softmaxima.file_logsumexp`.
         progress: called with (scores summed so far, a `Scores` that stands for all files) at the beginning and after each piece.
 
     Raises:
         ValueError (its subclass `InputError`): a file that is missing, of another kind, or that was written to while it was read; a
-            piece that cannot be read, with its file and which scores; a scheduler that does not answer, or whose workers have
-            another softmaxima; always in one line that says what to do. TypeError for arguments of another type.
+            piece that cannot be read, with its file and, of several pieces, which scores; a scheduler that does not answer, or
+            whose workers have another softmaxima; always in one line that says what to do. TypeError for arguments of another type.
 
     A worker that dies loses nothing: what it was to read goes to another, up to `distributed.scheduler.allowed-failures` times.
     Cost: one read of the files, and a message of some hundred bytes a piece.
@@ -72,9 +72,14 @@ def file_logsumexp(
     paths = found(name, path)
     for place in paths:
         check_again(place, "read in pieces")
-    with connected(name, client, workers) as joined:
+    if workers is not None:
+        check_count(name, "workers", workers)
+    with connected(name, client, None if workers is None else min(workers, max(1, len(paths)))) as joined:
         files = [_File(str(path), path.absolute()) for path in paths]
-        states = _states(joined, files, _plans(joined, files, request), progress or (lambda done, scores: None))
+        plans = _plans(joined, files, request)
+        if workers is not None:
+            grow(joined, min(workers, sum(len(plan.pieces) for plan in plans)))
+        states = _states(joined, files, plans, progress or (lambda done, scores: None))
     return functools.reduce(LogSumExpState.merge, states, request.nothing())
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_per_row, check_values, moved_last
 from softmaxima.core.arguments import check_scores as check_dtype
-from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import merged
@@ -78,6 +77,8 @@ def chunked_loss(
     >>> float(sm.dask.sparsemax_loss(x, np.array([1])).compute())
     2.0
     """
+    if isinstance(loss, str) and loss in REGISTRY and REGISTRY[loss].on_cosines:
+        raise ValueError(f"dask.{loss}: a loss of cosines has no form in parts; take sm.{loss} of whole rows, as of x.compute()")
     found, given = find_loss("dask.chunked_loss", loss)
     name = f"dask.{found.name}"
     scores = check_scores(name, input)
@@ -118,15 +119,15 @@ def chunked_loss(
 
 def _reduced(value: Array, counted: Array, reduction: str, axis: int, split_every: Any, dtype: np.dtype) -> Array:
     if reduction == "none":
-        return da.map_blocks(_narrowed, value.squeeze(axis), to=dtype, dtype=dtype, meta=np.empty((0,) * (value.ndim - 1), dtype))
+        return da.map_blocks(_rounded, value.squeeze(axis), to=dtype, dtype=dtype, meta=np.empty((0,) * (value.ndim - 1), dtype))
     sums = [each.sum(split_every=split_every) for each in ((value,) if reduction == "sum" else (value, counted))]
-    return da.map_blocks(_narrowed, *sums, to=dtype, dtype=dtype, meta=np.empty((), dtype))
+    return da.map_blocks(_rounded, *sums, to=dtype, dtype=dtype, meta=np.empty((), dtype))
 
 
-def _narrowed(value: Any, counted: Any = 1.0, *, to: np.dtype) -> np.ndarray:
+def _rounded(value: Any, counted: Any = 1.0, *, to: np.dtype) -> np.ndarray:
     """The quotient, of nothing NaN."""
     total = torch.as_tensor(np.asarray(value)) / torch.as_tensor(np.asarray(counted, np.float64))
-    return narrowed(total, as_tensor("dask", "scores", np.empty((), to)).dtype).numpy()
+    return total.to(as_tensor("dask", "scores", np.empty((), to)).dtype).numpy()
 
 
 @normalize_token.register(Loss)

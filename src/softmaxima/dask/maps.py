@@ -74,7 +74,9 @@ def _chunked(
     name: str, found: Map, x: Array, dim: int, temperature: Any, where: Any, split_every: Any, params: dict[str, Any]
 ) -> Array:
     if found.blocks is None:
-        raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
+        is_own = REGISTRY.get(found.name) is found
+        repair = f"take sm.{found.name} of whole rows, as of x.compute()" if is_own else "give its Map `blocks`"
+        raise ValueError(f"{name}: the map does not say how it works on parts; {repair}")
     scores = check_scores(name, x)
     split_every = check_split(name, split_every, scores)
     like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")

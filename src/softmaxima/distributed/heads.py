@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
@@ -288,7 +287,7 @@ class _LayerLoss(torch.autograd.Function):
         ctx.kept = losses.kept()
         ctx.head, ctx.losses = head, losses
         save(ctx, hidden, weight, bias, tau, scale, found)
-        return narrowed(value, head.request.dtype)
+        return value.to(head.request.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -157,7 +157,7 @@ class Found(NamedTuple):
             return self.values, one
         sums = torch.stack((self.values.sum(), self.counted.sum(dtype=torch.float64)))
         value, number = sums if total is None else total(sums)
-        scale = 1 / number if reduction == "mean" else one
+        scale = 1 / number.where(number != 0, math.nan) if reduction == "mean" else one
         return value * scale, scale
 
 
@@ -210,6 +210,7 @@ class RowLosses:
         """∂/∂x of ⟨g, losses⟩ of some rows, g [..., 1] in float64, in the dtype of x."""
         rows, (_, _, targets, state, sums) = self._rows(some), found.rows(some)
         own, shared = rows.own, rows._shared(x)
+        g = g.masked_fill(own.ignored(rows.target), 0.0)
         if own.form.of_p is None and own.is_of_labels(rows.target) and x.shape[-1]:
             return rows._slope_of_labels(shared, state, targets, g)
         if own.form.of_p is None:
@@ -217,7 +218,7 @@ class RowLosses:
         else:
             _, slopes = own.of_p(shared.own.part, rows.target, rows.weight, state)
             slope = own.rows.pull(shared.own.part, slopes, state, sums)[0]
-        return narrowed(torch.where(slope == 0, 0.0, slope * g), x.dtype)
+        return narrowed(torch.where((slope == 0) & ~g.isnan(), 0.0, slope * g), x.dtype)
 
     def is_by_kernels(self, like: Tensor, dtype: torch.dtype) -> bool:
         """Whether scores of a dtype, where `like` is, are not widened."""
@@ -284,13 +285,14 @@ class RowLosses:
     def _slope_of_labels(self, shared: Shared, state: State, targets: Targets, g: Tensor) -> Tensor:
         """p times a factor, and p − 1 of the label, which narrow dtypes would round, in double."""
         own, share, mine = self.own, self.own.counted(targets), self._labels(shared)
-        factor = torch.where(share == 0, 0.0, share * g)
+        factor = torch.where((share == 0) & ~g.isnan(), 0.0, share * g)
         excess = own.excess(state) if own.z_loss else torch.zeros_like(factor)
         slope = shared.own.slope(state, factor * (1 + excess))
         has_none = ~(mine.score > -math.inf)  # a label that is masked, or on another rank
         p, less_one = shared.own.at(mine.score.masked_fill(has_none, -math.inf), mine.place, state)
         at_label = torch.where(has_none, 0.0, over(factor * (less_one + excess * p), own.rows.tau))
-        return slope.scatter(-1, mine.place, torch.where(mine.hit, narrowed(at_label, slope.dtype), slope.gather(-1, mine.place)))
+        at_label = torch.where(mine.hit, narrowed(at_label, slope.dtype), slope.gather(-1, mine.place))
+        return slope.scatter_(-1, mine.place, at_label)
 
     def _counted(self, targets: Targets) -> Tensor:
         """Which rows count [..., 1]. Raises on every rank, where values can be read without waiting, for a label of no class."""
@@ -320,7 +322,7 @@ class _SharedLoss(torch.autograd.Function):
             value, scale = found.reduced(reduction, total)
         ctx.loss, ctx.is_of_rows, ctx.kept = loss, reduction == "none", loss.kept()
         save(ctx, x, scale, found)
-        return narrowed(value, x.dtype)
+        return value.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

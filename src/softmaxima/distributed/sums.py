@@ -85,7 +85,7 @@ class _Sum(torch.autograd.Function):
         ctx.infinite = state[0].is_cpu and bool((state[0] == math.inf).any())  # on a GPU to look would wait
         ctx.kept, ctx.name = Kept(shared.mask), shared.name
         save(ctx, state, x, tau)
-        return narrowed(monoid.LogSum(*state).value(shared.rows.tau), x.dtype)
+        return monoid.LogSum(*state).value(shared.rows.tau).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

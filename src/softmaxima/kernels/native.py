@@ -172,6 +172,13 @@ def fresh(x: Tensor) -> Tensor:
     return x
 
 
+def zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """New ones of a tensor's dtype, where it is."""
+    if like.device.type != "cpu" or not AVAILABLE:
+        return like.new_zeros(shape)
+    return fresh(like.new_empty(shape)).zero_()
+
+
 def in_memory(x: Tensor) -> Tensor:
     """The tensor as its memory reads, without a sign, or zeros, that torch has put off."""
     return (x.clone() if x._is_zerotensor() else x).contiguous().resolve_neg()
@@ -415,7 +422,7 @@ def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: 
 def logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """∂⟨g, LSE of every prefix⟩/∂x, from the states of `logcumsumexp`."""
     rows, layout, _kept = _read(x, tau, where)
-    out, g = fresh(layout.empty(x)), layout.to_memory(g)
+    out, g, states = fresh(layout.empty(x)), layout.to_memory(g), states.contiguous()
     own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
     run(find_function("logcumsumexp_backward"), BACKWARD(*rows, *own))
     return out
@@ -444,7 +451,7 @@ def weighted_backward(
     x: Tensor, weights: Tensor, signs: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None
 ) -> Tensor:
     """g · b exp(x/τ)/(τS), from the signs and states of `weighted`."""
-    x, g = in_memory(x), in_memory(g)
+    x, g, signs, states = in_memory(x), in_memory(g), signs.contiguous(), states.contiguous()
     out = fresh(torch.empty_like(x))
     rows, layout, _kept = _read(x, tau, where)
     addresses, _held = _weights(weights, x, layout)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from softmaxima.core.blocks import Part, State, places
 from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.monoid import gap
 from softmaxima.core.parts import Anew, InParts, bound_in_parts, merged
 from softmaxima.core.tracing import sizes
 
@@ -45,7 +46,7 @@ class Targets(NamedTuple):
 
     top: Tensor  # the largest finite score
     share: Tensor  # Σ s over finite scores, s = w ⊙ y, or y for a Fenchel–Young loss
-    moment: Tensor  # Σ s (x − top)
+    moment: Tensor  # Σ s (x − top) over these; NaN where a score of +∞ has a share, of whose V − x nothing is known
     masked: Tensor  # Σ s over scores of −∞
     regulariser: Tensor  # Ω(y)
     weight: Tensor  # what the row counts
@@ -96,20 +97,21 @@ class LossInParts:
             hit = (places(part) == target.unsqueeze(-1)) & (target != self.ignore_index).unsqueeze(-1)
             y = hit.double()
         y = y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / self.n
-        return y.masked_fill(self._ignored(target), 0.0), hit
+        return y.masked_fill(self.ignored(target), 0.0), hit
 
     def _check_labels(self, x: Tensor, target: Tensor) -> None:
         if sizes(target) != sizes(x)[:-1]:
             raise ValueError(f"{self.name}: labels must be one a row, {sizes(x)[:-1]}, got {sizes(target)}")
 
-    def _ignored(self, target: Tensor) -> Tensor:
+    def ignored(self, target: Tensor) -> Tensor:
+        """Which rows are [..., 1]; of probabilities none."""
         if target.is_floating_point():
             return torch.tensor(False, device=target.device)
         return (target == self.ignore_index).unsqueeze(-1)
 
     def part(self, part: Part, target: Tensor) -> Part:
         """The part as the map is given it: 0 in rows that are ignored, whatever they hold."""
-        return Part(part.x.masked_fill(self._ignored(target), 0.0), self.rows.tau, part.first)
+        return Part(part.x.masked_fill(self.ignored(target), 0.0), self.rows.tau, part.first)
 
     def shares(self, part: Part, target: Tensor, weight: Tensor | None) -> Tensor:
         """s of a part."""
@@ -122,13 +124,13 @@ class LossInParts:
             return self.of_label_scores(*self.label_scores(part.x, part.first, target, weight)[:2])
         y, hit = self.target(part, target)
         part = self.part(part, target)
-        s, silent = self.shares(part, target, weight), part.x == -math.inf
-        top = torch.nn.functional.pad(part.x, (0, 1), value=-math.inf).amax(-1, keepdim=True)
-        gaps = torch.where(silent | (s == 0), 0.0, part.x - top)
+        s, silent, infinite = self.shares(part, target, weight), part.x == -math.inf, part.x == math.inf
+        top = torch.nn.functional.pad(part.x.masked_fill(infinite, -math.inf), (0, 1), value=-math.inf).amax(-1, keepdim=True)
+        gaps = torch.where(silent | (s == 0), 0.0, (part.x - top).masked_fill(infinite, math.nan))
         each = torch.ones_like(part.x) if weight is None else weight.double().expand(part.x.shape)
         count = each * (y if target.is_floating_point() else hit)
         omega = self.regulariser(y, hit) if self.form.fenchel else torch.zeros_like(top[..., 0])
-        sums = (s.masked_fill(silent, 0.0), s * gaps, s.masked_fill(~silent, 0.0), count, hit.double(), y)
+        sums = (s.masked_fill(silent | infinite, 0.0), s * gaps, s.masked_fill(~silent, 0.0), count, hit.double(), y)
         share, moment, masked, counted, labels, mass = (v.sum(-1, keepdim=True) for v in sums)
         return Targets(top, share, moment, masked, omega.unsqueeze(-1), counted, labels, mass)
 
@@ -141,7 +143,7 @@ class LossInParts:
         self._check_labels(x, target)
         n = sizes(x)[-1]
         place = target.unsqueeze(-1) - first
-        hit = (place >= 0) & (place < n) & ~self._ignored(target)
+        hit = (place >= 0) & (place < n) & ~self.ignored(target)
         place = torch.where(hit, place, 0)
         padded = x if n else torch.nn.functional.pad(x, (0, 1), value=-math.inf)
         score = torch.where(hit, padded.gather(-1, place).double(), math.nan)
@@ -151,14 +153,15 @@ class LossInParts:
 
     def of_label_scores(self, score: Tensor, count: Tensor) -> Targets:
         """The targets of a part, of the first two of those."""
-        hit, silent, none = ~score.isnan(), score == -math.inf, torch.zeros_like(score)
-        share, regular = count, none
+        hit, silent, infinite = ~score.isnan(), score == -math.inf, score == math.inf
+        share, regular = count, torch.zeros_like(score)
         if self.form.fenchel:
             omega: Any = self.rows.map.regulariser
             share, regular = hit.double(), torch.where(hit, omega(torch.ones_like(score), **self.rows.params).unsqueeze(-1), 0.0)
-        top = torch.where(hit, score, -math.inf)
-        spoken, masked = torch.where(silent, 0.0, share), torch.where(silent, share, 0.0)
-        return Targets(top, spoken, none, masked, regular, count, hit.double(), hit.double())
+        top = torch.where(hit & ~infinite, score, -math.inf)
+        moment = torch.zeros_like(score).masked_fill(infinite & (share > 0), math.nan)
+        spoken, masked = torch.where(silent | infinite, 0.0, share), torch.where(silent, share, 0.0)
+        return Targets(top, spoken, moment, masked, regular, count, hit.double(), hit.double())
 
     def regulariser(self, y: Tensor, hit: Tensor) -> Tensor:
         """What a part adds to Ω(y) [...]: Ω of a label where that is."""
@@ -185,25 +188,25 @@ class LossInParts:
     def value(self, state: State, targets: Targets) -> Tensor:
         """The loss of each row [...], for a loss of V."""
         top, rest = self._conjugate(state)
-        above = torch.where(targets.top == -math.inf, 0.0, top - targets.top)
-        level = above / self.rows.tau + rest
+        level = torch.where(targets.top == -math.inf, top / self.rows.tau, gap(top, targets.top, self.rows.tau)) + rest
         if self.form.fenchel:
-            value = self._times(targets.weight, level + targets.regulariser - targets.moment / self.rows.tau)
+            value = _counted(targets.weight, level + targets.regulariser - targets.moment / self.rows.tau)
         else:
-            value = self._times(targets.share, level) - targets.moment / self.rows.tau
+            value = _times(targets.share, level) - targets.moment / self.rows.tau
         if self.z_loss:
-            value = value + self._times(self.counted(targets), self.z_loss * (top / self.rows.tau + rest).square())
-        counts = targets.masked > 0 if not self.form.fenchel else (targets.masked > 0) & (targets.weight > 0)
+            value = value + _times(self.counted(targets), self.z_loss * (top / self.rows.tau + rest).square())
+        beyond = (targets.masked > 0) | ((targets.share > 0) & (rest == math.inf))
+        counts = beyond if not self.form.fenchel else beyond & (targets.weight > 0)
         return value.masked_fill(counts & ~rest.isnan(), math.inf).squeeze(-1)
 
     def gradient(self, part: Part, target: Tensor, weight: Tensor | None, state: State, targets: Targets) -> Tensor:
         """∂/∂x of a part of the sum of those values."""
         part = self.part(part, target)
         p, y = self.rows.wide(part, state), self.shares(part, target, weight).masked_fill(part.x == -math.inf, 0.0)
-        slope = targets.weight * (p - y) if self.form.fenchel else self._times(targets.share, p) - y
+        slope = targets.weight * (p - y) if self.form.fenchel else _times(targets.share, p) - y
         if self.z_loss:
-            slope = slope + self._times(self.counted(targets) * self.excess(state), p)
-        return (slope / self.rows.tau).masked_fill(self._ignored(target), 0.0)
+            slope = slope + _times(self.counted(targets) * self.excess(state), p)
+        return (slope / self.rows.tau).masked_fill(self.ignored(target), 0.0)
 
     def counted(self, targets: Targets) -> Tensor:
         """How often a row has p in its gradient."""
@@ -221,12 +224,18 @@ class LossInParts:
         """(the loss of a part [..., 1], its slopes by p), for a loss of p: the gradient is what `rows.pull` makes of them."""
         s = self.shares(part, target, weight)
         value, slope = self.form.of_p(self.rows.wide(self.part(part, target), state), self.n, **self.options)  # type: ignore[misc]
-        return self._times(s, value).sum(-1, keepdim=True), self._times(s, slope)
+        times = _times if target.is_floating_point() else _counted  # a label that does not count leaves out its row
+        return times(s, value).sum(-1, keepdim=True), _counted(s, slope)
 
-    @staticmethod
-    def _times(share: Tensor, values: Tensor) -> Tensor:
-        """The product, 0 where there is no share."""
-        return torch.where(share == 0, 0.0, share * values)
+
+def _counted(share: Tensor, values: Tensor) -> Tensor:
+    """The product, 0 where there is no share."""
+    return torch.where(share == 0, 0.0, share * values)
+
+
+def _times(share: Tensor, values: Tensor) -> Tensor:
+    """The same, and NaN of NaN, as in whole rows."""
+    return torch.where((share == 0) & ~values.isnan(), 0.0, share * values)
 
 
 def one_map(name: str) -> FindMap:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Part, exponential
 from softmaxima.core.contract import Cost, Map, Properties, register
-from softmaxima.core.monoid import LogSum, log_sum
+from softmaxima.core.monoid import LogSum, gap, log_sum
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
@@ -34,7 +34,7 @@ def sensitivity(log_p: Tensor, z: None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_shares(part: Part, total: LogSum) -> Tensor:
-    log_p = (part.x - total.top) / part.tau - total.log_mass()
+    log_p = gap(part.x, total.top, part.tau) - total.log_mass()
     return log_p.masked_fill((part.x == -math.inf) & ~total.mass.isnan(), -math.inf) + 0.0 * total.mass
 
 

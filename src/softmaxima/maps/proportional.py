@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.blocks import Part, additive
+from softmaxima.core.blocks import Blocks, Part, State, growth
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.monoid import LogSum, merge
+from softmaxima.core.monoid import log_sum as sum_of_exponentials
 from softmaxima.core.routing import is_plain
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
@@ -53,9 +55,9 @@ def careful(z: Tensor, f: Callable[[Tensor], Tensor], evaluate: Callable[[Tensor
                 return (*values, mass)
     masked, infinite = z == -math.inf, z == math.inf
     wide = without_mask(z.float() if is_exporting_to_onnx() else z.double())
-    if any(f is known for known in EXPONENTIAL):  # below −40, f and its slope are e^z to all digits, and e^z = e^top e^{z − top}
+    if _is_exponential(f):  # e^z = e^top e^{z − top}
         top = row_maximum(wide.masked_fill(masked, -math.inf)).detach()
-        remote = top < (math.inf if f is torch.exp else -MODERATE)
+        remote = is_remote(f, top)
         relative = (wide - top.masked_fill(top.isinf(), 0.0)).exp()
         values = tuple(torch.where(remote, relative, v) for v in evaluate(wide.masked_fill(remote, 0.0)))
     else:
@@ -103,12 +105,89 @@ def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Te
     return divide(slope, mass).to(z.dtype), p
 
 
-def _weights(part: Part, f: Callable[[Tensor], Tensor]) -> Tensor:
-    weights = not_negative(checked(f, without_mask(part.z))).masked_fill(part.x == -math.inf, 0.0)
-    return weights.masked_fill(part.x.isnan() | (part.x == math.inf), math.nan)
+class Mass(NamedTuple):
+    """Σ f over a part of each row [..., 1] in ways of which one neither overflows nor vanishes."""
+
+    top: Tensor  # the `LogSum` of x/τ, for an f that is e^z
+    ties: Tensor
+    rest: Tensor
+    scale: Tensor  # a power of 2: the row's size for an f with f(c z) = c^d f(z), else 1
+    total: Tensor  # Σ f(z/scale)
+
+    @property
+    def sum(self) -> LogSum:
+        return LogSum(self.top, self.ties, self.rest)
+
+    def remote(self, f: Callable[[Tensor], Tensor], tau: float | Tensor) -> Tensor:
+        """Where f is e^z in all of the row."""
+        return is_remote(f, self.sum.anchor / tau) & (self.top < math.inf)
 
 
-BLOCKS = additive(_weights)
+def _homogeneous(f: Callable[[Tensor], Tensor]) -> tuple[int, Callable[[Tensor], Tensor]] | None:
+    """(d, how large a score is to f) of an f that has f(c z) = c^d f(z)."""
+    return (2, torch.abs) if f is torch.square else (1, torch.relu) if f is torch.relu else None
+
+
+def _scaled(part: Part, scale: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """f(z/scale), 0 at a mask."""
+    y = not_negative(checked(f, without_mask(part.z) / scale)).masked_fill(part.x == -math.inf, 0.0)
+    return y.masked_fill(part.x.isnan() | (part.x == math.inf), math.nan)
+
+
+def _grown(state: Mass, scale: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """The total relative to another scale."""
+    homogeneous = _homogeneous(f)
+    return state.total if homogeneous is None else state.total * (state.scale / scale) ** homogeneous[0]
+
+
+def _begin(part: Part, known: State | None, f: Callable[[Tensor], Tensor]) -> State:
+    log_sum = sum_of_exponentials(part.x, part.tau)
+    scale = torch.ones_like(log_sum.ties)
+    if (homogeneous := _homogeneous(f)) is not None:
+        size = homogeneous[1](torch.nn.functional.pad(without_mask(part.z), (0, 1))).amax(-1, keepdim=True)
+        scale = torch.where((size > 0) & size.isfinite(), torch.ldexp(scale, torch.frexp(size).exponent - 1), 2.0**-1000)
+    return Mass(*log_sum, scale, _scaled(part, scale, f).sum(-1, keepdim=True))
+
+
+def _merge(a: State, b: State, tau: float | Tensor, f: Callable[[Tensor], Tensor]) -> State:
+    a, b = Mass(*a), Mass(*b)
+    scale = torch.maximum(a.scale, b.scale)
+    return Mass(*merge(a.sum, b.sum, tau), scale, _grown(a, scale, f) + _grown(b, scale, f))
+
+
+def _finish(part: Part, state: State, f: Callable[[Tensor], Tensor]) -> Tensor:
+    known = Mass(*state)
+    p = divide(_scaled(part, known.scale, f), known.total)
+    return torch.where(known.remote(f, part.tau), known.sum.shares(part.x, part.tau), p) if _is_exponential(f) else p
+
+
+def _factor(a: State, b: State, tau: float | Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    a, b = Mass(*a), Mass(*b)
+    share = divide(_grown(a, b.scale, f), b.total)
+    if not _is_exponential(f):
+        return share
+    return torch.where(b.remote(f, tau), growth((a.sum.anchor, a.sum.log_mass()), (b.sum.anchor, b.sum.log_mass()), tau), share)
+
+
+def _derivative(part: Part, state: State, p: Tensor, of: Any, /, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """(f′(z)/Σf, p): where f is e^z, (p, p)."""
+    known = Mass(*state)
+    z = without_mask(part.z) / known.scale
+    slope = torch.func.vjp(lambda z: checked(f, z), z)[1](torch.ones_like(z))[0].masked_fill(part.x == -math.inf, 0.0)
+    s = divide(slope, known.total) / known.scale
+    return torch.where(known.remote(f, part.tau), p, s), p
+
+
+def _is_exponential(f: Callable[[Tensor], Tensor]) -> bool:
+    return any(f is known for known in EXPONENTIAL)
+
+
+def is_remote(f: Callable[[Tensor], Tensor], top: Tensor) -> Tensor:
+    """Whether f is e^z to all digits at scores up to `top`, and so is its slope."""
+    return top < (math.inf if f is torch.exp else -MODERATE if _is_exponential(f) else -math.inf)
+
+
+BLOCKS = Blocks(_begin, _merge, _finish, factor=_factor, derivative=_derivative)
 
 PROPORTIONAL = register(
     Map(

@@ -79,7 +79,7 @@ def _merge(a: State, b: State, tau: float | Tensor, k: int) -> State:
 
 
 def _finish(part: Part, state: State, k: int) -> Tensor:
-    x, place = state
+    x, place = (values[..., :k] for values in state)  # which may have been sent with room for more
     kept = part.x == math.inf
     if x.shape[-1]:
         lowest = x[..., -1:]
@@ -89,7 +89,7 @@ def _finish(part: Part, state: State, k: int) -> Tensor:
 
 def _conjugate(state: State, tau: float | Tensor, k: int) -> tuple[Tensor, Tensor]:
     total = log_sum(state[0], tau)
-    return total.anchor, total.log_mass()
+    return total.anchor, total.log_mass().masked_fill(total.top == math.inf, math.nan)  # of +∞ any number of others is left
 
 
 BLOCKS = Blocks(_begin, _merge, _finish, conjugate=_conjugate)

@@ -41,6 +41,8 @@ class Fingerprint:
         """The fingerprint of a file or directory as it is now. Raises InputError if it cannot be read."""
         try:
             return Fingerprint._of(path)
+        except FileNotFoundError:
+            raise InputError(f"there is no file {path}; give a path to an existing file") from None
         except OSError as error:
             raise unreadable(str(path), error) from None
 
