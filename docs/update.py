@@ -6,7 +6,7 @@ confirmation how often what compare recommends is confirmed by other data; two t
 bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
 gpu          what `softmaxima bench --device cuda` and `bench-attention` left in benchmarks/*gpu.json; tables
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
-ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
+ranks        what `softmaxima bench-ranks` left in benchmarks/, and many by a model; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 policies     learns two tasks of gymnasium at many temperatures; docs/policy.json, a picture and a table   make policy
 mixture      trains mixtures of maps on ten tables beside compare's choice; docs/mixture.json, a picture, two tables  make policy
@@ -412,10 +412,10 @@ def show_mixtures(found: Sequence[mixtures.Chosen]) -> Blocks:
 
 
 def ranks_blocks() -> Blocks:
-    """Draw the times of the last benchmark of ranks and those of many that are simulated, and give their tables."""
+    """Draw the times of the last benchmark of ranks, and what many send by the model, and give their tables."""
     benchmark = read_ranks(ROOT / "benchmarks" / "ranks-cpu.json")
     draw(ranks_report.picture(benchmark), DOCS / "ranks.png")
-    picture = "![Time of a step against the number of ranks, measured and simulated](ranks.png)"
+    picture = "![Time against the number of ranks, of a step, measured, and of its messages, by a model](ranks.png)"
     return {"bench-ranks": f"{picture}\n\n{ranks_report.markdown(benchmark)}"}
 
 
