@@ -1,6 +1,7 @@
 """Make the tables and pictures of README.md and docs/: `python docs/update.py COMMAND …`, where COMMAND is
 
 maps         the tables of the maps and of their parameters, from what each states of itself           make readme
+types        what type checkers know of functions that are made by name: `__init__.pyi` of sm.distributed and sm.dask
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
@@ -141,6 +142,7 @@ from softmaxima.report.compare_heads import explanations as heads_explanations
 from softmaxima.report.compare_heads import markdown as heads_markdown
 from softmaxima.report.gallery_figures import PICTURES
 from softmaxima.report.markdown import table
+from softmaxima.report.types import types_of_rooms
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -175,6 +177,13 @@ def confirmation_blocks() -> Blocks:
         "confirmation": f"{confirmation_report.by_table(found)}\n\n{caption('make confirmation', note, threads=1)}",
         "metrics": f"{confirmation_report.by_metric(found)}",
     }
+
+
+def types_blocks() -> Blocks:
+    """Write the types of the rooms that have a form of every map and loss; no table."""
+    for room, text in types_of_rooms().items():
+        write_text(ROOT / "src" / "softmaxima" / room / "__init__.pyi", text)
+    return {}
 
 
 MASS = {"one": "1", "at most one": "at most 1", "zero or one": "0 or 1"}
@@ -567,6 +576,7 @@ def dask_blocks() -> Blocks:
 COMMANDS = {
     "dask": dask_blocks,
     "maps": maps_blocks,
+    "types": types_blocks,
     "compare": compare_blocks,
     "confirmation": confirmation_blocks,
     "bench": bench_blocks,
