@@ -63,8 +63,9 @@ def work(rank: int, ranks: int, classes: int, steps: range, folder: str, store: 
     seconds = (time.perf_counter() - begun) / len(steps)
     checkpoint.save(head.state_dict(), storage_writer=checkpoint.FileSystemWriter(folder, overwrite=True))
     if rank == 0:
+        on = f"{ranks} rank{'s' * (ranks > 1)}, {len(head.own_classes)} of {classes} classes on the first"
         told = f"{losses[0]:.4f} at first, {losses[-1]:.4f} at last, {seconds:.2f} s a step"
-        print(f"{ranks} rank{'s' * (ranks > 1)}, {len(head.own_classes)} of {classes} classes on the first: loss {told}", flush=True)
+        print(f"{on}: loss {told}", flush=True)
     dist.destroy_process_group()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +57,12 @@ def test_the_command_measures_counts_and_writes(tmp_path: Path, capsys: pytest.C
     assert benchmark.handshakes["2"] > 0
     assert json.loads(path.read_text())["versions"]["torch"]
     assert "α =" in report.model(benchmark)
+
+
+def test_a_process_of_ranks_ends_whatever_its_threads_would_do_to_its_end():
+    code = "import atexit, os; from softmaxima.bench.workers import leave; atexit.register(os.abort); print('said'); leave()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "said\n", "")
 
 
 def test_classes_that_do_not_split_are_refused(capsys: pytest.CaptureFixture[str]):
