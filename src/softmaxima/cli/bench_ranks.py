@@ -28,7 +28,7 @@ def bench_ranks(
     classes: Annotated[
         int | None,
         Parameter(
-            help="Classes of all ranks together, a multiple of each number of ranks and of 4. Without it: 131072, or 4096 with --quick."
+            help="Classes of all ranks, a multiple of each number of ranks and of 4. Without it: 131072, or 4096 with --quick."
         ),
     ] = None,
     json: Annotated[Path | None, Parameter(help="A file for everything that was measured, with machine and versions.")] = None,
