@@ -1,12 +1,13 @@
 """Make the tables and pictures of README.md and docs/: `python docs/update.py COMMAND …`, where COMMAND is
 
 maps         the tables of the maps and of their parameters, from what each states of itself           make readme
+types        what type checkers know of functions that are made by name: `__init__.pyi` of sm.distributed and sm.dask
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
 gpu          what `softmaxima bench --device cuda` and `bench-attention` left in benchmarks/*gpu.json; tables
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
-ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
+ranks        what `softmaxima bench-ranks` left in benchmarks/, and many by a model; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 policies     learns two tasks of gymnasium at many temperatures; docs/policy.json, a picture and a table   make policy
 mixture      trains mixtures of maps on ten tables beside compare's choice; docs/mixture.json, a picture, two tables  make policy
@@ -141,6 +142,7 @@ from softmaxima.report.compare_heads import explanations as heads_explanations
 from softmaxima.report.compare_heads import markdown as heads_markdown
 from softmaxima.report.gallery_figures import PICTURES
 from softmaxima.report.markdown import table
+from softmaxima.report.types import types_of_rooms
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -175,6 +177,13 @@ def confirmation_blocks() -> Blocks:
         "confirmation": f"{confirmation_report.by_table(found)}\n\n{caption('make confirmation', note, threads=1)}",
         "metrics": f"{confirmation_report.by_metric(found)}",
     }
+
+
+def types_blocks() -> Blocks:
+    """Write the types of the rooms that have a form of every map and loss; no table."""
+    for room, text in types_of_rooms().items():
+        write_text(ROOT / "src" / "softmaxima" / room / "__init__.pyi", text)
+    return {}
 
 
 MASS = {"one": "1", "at most one": "at most 1", "zero or one": "0 or 1"}
@@ -412,10 +421,10 @@ def show_mixtures(found: Sequence[mixtures.Chosen]) -> Blocks:
 
 
 def ranks_blocks() -> Blocks:
-    """Draw the times of the last benchmark of ranks and those of many that are simulated, and give their tables."""
+    """Draw the times of the last benchmark of ranks, and what many send by the model, and give their tables."""
     benchmark = read_ranks(ROOT / "benchmarks" / "ranks-cpu.json")
     draw(ranks_report.picture(benchmark), DOCS / "ranks.png")
-    picture = "![Time of a step against the number of ranks, measured and simulated](ranks.png)"
+    picture = "![Time against the number of ranks, of a step, measured, and of its messages, by a model](ranks.png)"
     return {"bench-ranks": f"{picture}\n\n{ranks_report.markdown(benchmark)}"}
 
 
@@ -567,6 +576,7 @@ def dask_blocks() -> Blocks:
 COMMANDS = {
     "dask": dask_blocks,
     "maps": maps_blocks,
+    "types": types_blocks,
     "compare": compare_blocks,
     "confirmation": confirmation_blocks,
     "bench": bench_blocks,

@@ -69,7 +69,7 @@ def work(rank: int, ranks: int, length: int, map: str, steps: int, store: str) -
         dist.all_gather_object(every, own)
         if rank == 0:
             pairs, seconds, recalls = zip(*every, strict=True)
-            print(f"{layout}: {len(places)} of {length} places on the first of {ranks} ranks")
+            print(f"{layout}: {len(places)} of {length} places on the first of {ranks} rank{'s' * (ranks > 1)}")
             print(f"  queries with keys that they see, a rank: {', '.join(f'{count:,}' for count in pairs)}")
             print(f"  seconds of a processor, a rank: {', '.join(f'{each:.1f}' for each in seconds)}")
             print(f"  error {losses[0]:.4f} at first, {losses[-1]:.4f} at last; sharpness {sharpness:.2f}", end="; ")
@@ -83,10 +83,10 @@ def check_map(name: str) -> None:
 
 
 def main(
-    places: Annotated[int, count("Of the sequence, at least two for each rank.", least=2)] = 8192,
-    ranks: Annotated[int, count("Processes that share it.")] = 4,
-    map: Annotated[str, checked("Of the attention.", check_map)] = "softmax",
-    steps: Annotated[int, count("Of training.")] = 10,
+    places: Annotated[int, count("Places of the sequence, at least two for each rank.", least=2)] = 8192,
+    ranks: Annotated[int, count("Processes that share the sequence.")] = 4,
+    map: Annotated[str, checked("Map of the attention, one that works on parts.", check_map)] = "softmax",
+    steps: Annotated[int, count("Steps of training.")] = 10,
 ) -> None:
     if places < 2 * ranks:
         raise InputError(f"--places must be at least two for each of {ranks} ranks, got {places}; give more")

@@ -1,7 +1,7 @@
 """Which items of a catalogue does a user like? Scores of all items, a chunk at a time, are never in memory together.
 
-The probabilities of the likely items, their entropy and the loss come from one Dask array of users × items that is made of two
-matrices. Sparsemax leaves a few items a user, and so a sparse array.
+How many items sparsemax leaves a user, the probability of the likeliest by softmax, and the loss come from one Dask array of
+users × items that is made of two matrices.
 
     pip install 'softmaxima[dask]'
     python examples/dask_catalogue.py

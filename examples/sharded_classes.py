@@ -63,16 +63,17 @@ def work(rank: int, ranks: int, classes: int, steps: range, folder: str, store: 
     seconds = (time.perf_counter() - begun) / len(steps)
     checkpoint.save(head.state_dict(), storage_writer=checkpoint.FileSystemWriter(folder, overwrite=True))
     if rank == 0:
+        on = f"{ranks} rank{'s' * (ranks > 1)}, {len(head.own_classes)} of {classes} classes on the first"
         told = f"{losses[0]:.4f} at first, {losses[-1]:.4f} at last, {seconds:.2f} s a step"
-        print(f"{ranks} ranks, {len(head.own_classes)} of {classes} classes on the first: loss {told}", flush=True)
+        print(f"{on}: loss {told}", flush=True)
     dist.destroy_process_group()
 
 
 def main(
-    classes: Annotated[int, count("Of the layer.", least=2)] = 1_000_000,
-    ranks: Annotated[int, count("Processes of the first half.")] = 4,
-    then: Annotated[int, count("Processes of the second half.")] = 2,
-    steps: Annotated[int, count("Of training, in both halves together.", least=2)] = 20,
+    classes: Annotated[int, count("Classes of the layer.", least=2)] = 1_000_000,
+    ranks: Annotated[int, count("Processes that share the layer in the first half.")] = 4,
+    then: Annotated[int, count("Processes that share it in the second half, from its checkpoint.")] = 2,
+    steps: Annotated[int, count("Steps of training, in both halves together.", least=2)] = 20,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         half = steps // 2

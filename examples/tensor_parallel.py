@@ -85,8 +85,8 @@ def check_loss(name: str) -> None:
 
 
 def main(
-    loss: Annotated[str, checked("The name of a loss.", check_loss)] = "entmax15_loss",
-    steps: Annotated[int, count("Of training.")] = 100,
+    loss: Annotated[str, checked("Loss of the scores, by its name.", check_loss)] = "entmax15_loss",
+    steps: Annotated[int, count("Steps of training.")] = 100,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         processes(work, (loss, steps, str(Path(folder, "store"))), 4)

@@ -1,23 +1,27 @@
-r"""What one step of many ranks takes, from what a message takes between two: the α–β model, and a simulation with stragglers.
+r"""What one step of many ranks takes, from what a message takes between two: the α–β model, and ranks some of which are late.
 
     a message of m bytes from one rank to another takes α + βm seconds
 
-    all-gather by a ring            R − 1 messages of m bytes, each begun when the one before has come
-    all-gather by doubling          ⌈log₂ R⌉ messages, of m, 2m, 4m … bytes
-    all-reduce by doubling          ⌈log₂ R⌉ messages of m bytes, one less than it takes of ranks that are no power of 2
+    all-gather by a ring            R − 1 rounds of messages of m bytes
+    all-gather by Bruck's doubling  ⌈log₂ R⌉ rounds, of m, 2m, 4m … bytes, and of what is left
+    all-reduce by doubling          log₂ R rounds of m bytes; of a number that is no power of 2, ⌊log₂ R⌋ + 2: those beyond
+                                    the power first give theirs to others, and get the sum of all from these at last
+                                    (Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521)
 
-A rank begins when its own work is done, which takes longer on some, and ends when it has what all have sent.
+A collective is over when the last rank has begun it and all rounds are done, so that
+
+    a step = work · max_r F_r + the time of its messages        P(max_r F_r ≤ x) = P(F ≤ x)^R
+
+of the independent factors F_r by which the ranks take longer. Nothing is drawn: quantiles and means are those of this law.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-Times = np.ndarray  # seconds of each rank [R], since a step began
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Network:
     beta: float  # seconds a byte
 
 
-# Of what is sold: the latency of a message through a collective library, and the bandwidth that one rank has.
+# Assumed, not measured: a latency through a collective library, and the bandwidth that one rank has.
 FABRICS = (Network("100 Gb/s Ethernet", 20e-6, 1 / 12.5e9), Network("NVLink, 200 GB/s", 4e-6, 1 / 200e9))
 
 
@@ -42,52 +46,71 @@ class Scheme:
     bytes: tuple[float, ...]
 
 
-def by_ring(ready: Times, size: float, network: Network) -> Times:
-    """When each rank has what all gather: at each step what it has of one neighbour goes to the other."""
-    done = ready
-    for _ in range(len(ready) - 1):
-        done = np.maximum(done, np.roll(done, 1)) + network.alpha + network.beta * size
-    return done
+@dataclass(frozen=True)
+class Collective:
+    """What it takes of ranks that begin at once."""
+
+    rounds: int  # messages one after the other
+    received: float  # bytes, of the rank that receives the most
+    seconds: float
 
 
-def by_doubling(ready: Times, size: float, network: Network, *, grows: bool) -> Times:
-    """The same where ranks a power of 2 apart exchange all that they have, or, unless it grows, its sum."""
-    done, ranks = ready, len(ready)
-    for k in range(math.ceil(math.log2(ranks)) if ranks > 1 else 0):
-        sent = min(2**k, ranks - 2**k) if grows else 1
-        done = np.maximum(done, np.roll(done, 2**k)) + network.alpha + network.beta * size * sent
-    return done
+def by_ring(ranks: int, size: float, network: Network) -> Collective:
+    """An all-gather in which at each round what a rank has of one neighbour goes to the other."""
+    rounds = ranks - 1
+    return Collective(rounds, rounds * size, rounds * (network.alpha + network.beta * size))
 
 
-def algorithm(collective: str, ranks: int, size: float, network: Network) -> tuple[Callable[[Times], Times], int]:
-    """(when ranks that are ready at some times have the result, how many messages come one after the other): the faster way."""
-    doubling = math.ceil(math.log2(ranks)) if ranks > 1 else 0
-    ways: list[tuple[Callable[[Times], Times], int]] = [
-        (lambda ready: by_doubling(ready, size, network, grows=collective == "all-gather"), doubling)
+def by_bruck(ranks: int, size: float, network: Network) -> Collective:
+    """An all-gather in which at round k each rank gives what it has to the one 2ᵏ before it."""
+    rounds = (ranks - 1).bit_length()
+    return Collective(rounds, (ranks - 1) * size, rounds * network.alpha + (ranks - 1) * network.beta * size)
+
+
+def by_doubling(ranks: int, size: float, network: Network) -> Collective:
+    """An all-reduce in which ranks 2ᵏ apart exchange their sums."""
+    whole = ranks.bit_length() - 1
+    beyond = ranks > 2**whole
+    rounds = whole + 2 * beyond
+    return Collective(rounds, (whole + beyond) * size, rounds * (network.alpha + network.beta * size))
+
+
+def collective(kind: str, ranks: int, size: float, network: Network) -> Collective:
+    """The faster way to do it."""
+    ways = (by_bruck, by_ring) if kind == "all-gather" else (by_doubling,)
+    return min((way(ranks, size, network) for way in ways), key=lambda found: found.seconds)
+
+
+def messages(scheme: Scheme, network: Network, ranks: int, rows: int) -> Collective:
+    """All collectives of a step."""
+    found = [collective(scheme.collective, ranks, size * rows, network) for size in scheme.bytes]
+    return Collective(*(sum(column) for column in zip(*((f.rounds, f.received, f.seconds) for f in found), strict=True)))
+
+
+def first_faster(one: Scheme, other: Scheme, network: Network, rows: int, most: int = 1024) -> tuple[int, int]:
+    """(up to how many ranks one takes no longer than the other, from how many on it takes longer), of 2 to `most`.
+
+    The first is 1 where it takes longer of two ranks, the second `most` + 1 where it takes no longer of `most`.
+    """
+    slower = [
+        messages(one, network, ranks, rows).seconds > messages(other, network, ranks, rows).seconds for ranks in range(2, most + 1)
     ]
-    if collective == "all-gather":
-        ways.append((lambda ready: by_ring(ready, size, network), ranks - 1))
-    return min(ways, key=lambda way: float(way[0](np.zeros(ranks)).max()))
+    upto = next((i + 1 for i, each in enumerate(slower) if each), most)
+    after = next((most + 1 - i for i, each in enumerate(reversed(slower)) if not each), 2)
+    return upto, after
 
 
 def fitted(name: str, points: Sequence[tuple[int, int, float]]) -> Network:
-    """α and β of all-gathers (ranks, bytes, seconds) by a ring, with the least sum of squared relative deviations.
+    """α and β of all-gathers (ranks, bytes, seconds) by a ring, with the least sum of squared logarithms of measured / predicted.
 
-    Neither is below 0.
+    That is least at one α for each ratio β/α; the ratio is looked for among 0 and 10⁻¹⁵ to 10³ a byte, in steps of 2 %.
     """
     ranks, sizes, seconds = (np.array(column, float) for column in zip(*points, strict=True))
-    design = np.stack([(ranks - 1) / seconds, (ranks - 1) * sizes / seconds], 1)
-    scale = design.max(0)
-    alpha, beta = np.linalg.lstsq(design / scale, np.ones(len(seconds)), rcond=None)[0] / scale
-    if min(alpha, beta) < 0:  # the other alone
-        one = [np.linalg.lstsq(design[:, [i]], np.ones(len(seconds)), rcond=None)[0][0] for i in (0, 1)]
-        alpha, beta = (one[0], 0.0) if beta < 0 else (0.0, one[1])
-    return Network(name, float(alpha), float(beta))
-
-
-def predicted(network: Network, ranks: int, size: float) -> float:
-    """Seconds of an all-gather by a ring."""
-    return float(by_ring(np.zeros(ranks), size, network).max())
+    ratios = np.concatenate(([0.0], np.logspace(-15, 3, 2001)))[:, None]
+    logs = np.log(seconds / (ranks - 1)) - np.log1p(ratios * sizes)  # [ratios, points]
+    best = logs.var(1).argmin()
+    alpha = float(np.exp(logs[best].mean()))
+    return Network(name, alpha, alpha * float(ratios[best, 0]))
 
 
 @dataclass(frozen=True)
@@ -98,45 +121,42 @@ class Straggling:
     odds: float = 1e-3  # of being late in a step
     factor: float = 3.0  # how much later
 
-    def draw(self, work: float, ranks: int, rng: np.random.Generator) -> Times:
-        """Seconds of the work of each rank."""
-        late = np.where(rng.random(ranks) < self.odds, self.factor, 1.0)
-        return work * late * rng.lognormal(0.0, self.spread, ranks)
+    def odds_beyond(self, logs: np.ndarray) -> np.ndarray:
+        """P(F > eʸ) of one rank."""
+        beyond = np.vectorize(lambda y: math.erfc(y / self.spread / math.sqrt(2)) / 2)
+        return (1 - self.odds) * beyond(logs) + self.odds * beyond(logs - math.log(self.factor))
+
+    @property
+    def mean(self) -> float:
+        """Of the factor of one rank."""
+        return math.exp(self.spread**2 / 2) * (1 + self.odds * (self.factor - 1))
+
+    def of_slowest(self, ranks: int) -> tuple[float, float, float]:
+        """(median, the least of one step in a hundred, mean) of the largest factor of so many ranks."""
+        far = 8 * self.spread
+        logs = np.linspace(-far, math.log(self.factor) + far, 4001)
+        within = np.exp(ranks * np.log1p(-np.minimum(self.odds_beyond(logs), 1 - 1e-16)))
+        median, late = (float(np.exp(logs[np.searchsorted(within, part)])) for part in (0.5, 0.99))
+        mean = np.exp(logs[0]) + (np.diff(np.exp(logs)) * (1 - (within[1:] + within[:-1]) / 2)).sum()  # ∫ P(max F > x) dx
+        return median, late, float(mean)
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """Steps of so many ranks."""
+class Step:
+    """A step of so many ranks."""
 
     scheme: str
     network: str
     ranks: int
-    rounds: int  # messages one after the other
-    received: float  # bytes of a rank
-    messages: float  # seconds of them, if all ranks are ready at once
-    median: float  # seconds of a step
+    messages: Collective
+    median: float  # seconds
     late: float  # of one step in a hundred, at least
-    waiting: float  # share of a step in which a rank waits for the others' work, on average
+    waiting: float  # share of all steps' time in which a rank waits for the others' work
 
 
-def simulate(
-    scheme: Scheme, network: Network, ranks: int, rows: int, work: float, straggling: Straggling, *, steps: int = 300, seed: int = 0
-) -> Simulated:
-    """Steps in which each rank works so many seconds, more or less, and then sends."""
-    rng = np.random.default_rng(seed)
-    ways = [algorithm(scheme.collective, ranks, size * rows, network) for size in scheme.bytes]
-
-    def step(ready: Times) -> Times:
-        for collective, _ in ways:
-            ready = collective(ready)
-        return ready
-
-    works = [straggling.draw(work, ranks, rng) for _ in range(steps)]
-    whole = np.array([step(each).max() for each in works])
-    waits = np.array([each.max() - each.mean() for each in works])
-    rounds = sum(count for _, count in ways)
-    copies = ranks - 1 if scheme.collective == "all-gather" else rounds / len(ways)
-    return Simulated(
-        scheme.name, network.name, ranks, rounds, sum(scheme.bytes) * rows * copies, float(step(np.zeros(ranks)).max()),
-        float(np.median(whole)), float(np.quantile(whole, 0.99)), float((waits / whole).mean()),
-    )  # fmt: skip
+def step(scheme: Scheme, network: Network, ranks: int, rows: int, work: float, straggling: Straggling) -> Step:
+    """One in which each rank works so many seconds, more or less, and then sends."""
+    sent = messages(scheme, network, ranks, rows)
+    median, late, mean = (work * factor + sent.seconds for factor in straggling.of_slowest(ranks))
+    waiting = (mean - sent.seconds - work * straggling.mean) / mean
+    return Step(scheme.name, network.name, ranks, sent, median, late, waiting)

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import softmaxima as sm
 from softmaxima.bench.clocks import Quotient
 from softmaxima.bench.machine import commit, machine, versions
+from softmaxima.bench.workers import leave
 from softmaxima.core.writing import finite, write_text
 from softmaxima.distributed.ranks import ALL_GATHER, ranks_of
 
@@ -58,7 +59,7 @@ class Case:
     classes: int
 
     def __str__(self) -> str:
-        return f"{self.task} of {self.classes} classes on {self.ranks} ranks"
+        return f"{self.task} of {self.classes} classes on {self.ranks} rank{'s' * (self.ranks > 1)}"
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def bench(
     """Measure the tasks on groups of each size of processes, one after the other."""
     results, messages, handshakes = [], [], {}
     for size in ranks:
-        starting(f"{size} ranks")
+        starting(f"{size} rank{'s' * (size > 1)}")
         found = _on_ranks(size, rows, classes, tasks, passes, sizes)
         results += [_result(entry) for entry in found["results"]]
         messages += [Message(size, count, seconds) for count, seconds in found["messages"]]
@@ -167,6 +168,7 @@ def _rank(
     if rank == 0:
         path.write_text(json.dumps(found))
     dist.destroy_process_group()
+    leave()
 
 
 def _measure(case: Case, rank: int, mesh: DeviceMesh, rows: int, share: int, passes: int) -> Result:

@@ -21,12 +21,15 @@ def bench_ranks(
         list[str] | None, Parameter(help="How many processes share the scores. Without it: 1,2,4; 1,2 with --quick.", negative=())
     ] = None,
     tasks: Annotated[
-        list[str] | None, Parameter(help="Without it: cross_entropy, sparsemax_loss and logsumexp.", negative=())
+        list[str] | None,
+        Parameter(help="Losses and sums to measure. Without it: cross_entropy, sparsemax_loss and logsumexp.", negative=()),
     ] = None,
-    rows: Annotated[int | None, Parameter(help="Without it: 256, or 16 with --quick.")] = None,
+    rows: Annotated[int | None, Parameter(help="Rows of scores. Without it: 256, or 16 with --quick.")] = None,
     classes: Annotated[
         int | None,
-        Parameter(help="Of all ranks. Without it: 131072, or 4096 with --quick. A multiple of all numbers of ranks and 4."),
+        Parameter(
+            help="Classes of all ranks, a multiple of each number of ranks and of 4. Without it: 131072, or 4096 with --quick."
+        ),
     ] = None,
     json: Annotated[Path | None, Parameter(help="A file for everything that was measured, with machine and versions.")] = None,
     quick: Annotated[bool, Parameter(help="A first look: few classes, and few repetitions.", negative=())] = False,

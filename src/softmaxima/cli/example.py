@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
+from softmaxima.bench.workers import leave
 from softmaxima.cli.terminal import INTERRUPTED, WRONG_USE, Output, converted
 from softmaxima.core.numbers import InputError as InputError
 
@@ -94,7 +95,7 @@ def processes(work: Callable[..., None], given: tuple[Any, ...], ranks: int) -> 
     from torch.multiprocessing.spawn import spawn
 
     with unheard():
-        begun: Any = spawn(work, given, nprocs=ranks, join=False)
+        begun: Any = spawn(_work, (work, given), nprocs=ranks, join=False)
     try:
         while not begun.join():
             pass
@@ -103,3 +104,8 @@ def processes(work: Callable[..., None], given: tuple[Any, ...], ranks: int) -> 
             process.kill()
             process.join()
         raise
+
+
+def _work(rank: int, work: Callable[..., None], given: tuple[Any, ...]) -> None:
+    work(rank, *given)
+    leave()

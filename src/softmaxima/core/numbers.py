@@ -143,9 +143,12 @@ def _letters(name: str) -> str:
 
 
 def nearest(name: Any, choices: Iterable[str]) -> str:
-    """The choice that was meant, as the end of a sentence; nothing where none is near."""
+    """The choice that was meant, as the end of a sentence; nothing where none is near, nor the only one that begins so."""
     spelled = {choice.lower(): choice for choice in choices}
     found = difflib.get_close_matches(name.lower(), spelled, 1) if isinstance(name, str) else []
+    if isinstance(name, str) and not found:
+        begun = [low for low, choice in spelled.items() if _begins((choice,), name)]
+        found = begun if len(begun) == 1 else []
     return f"; did you mean {spelled[found[0]]!r}?" if found else ""
 
 

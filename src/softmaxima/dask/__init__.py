@@ -40,7 +40,8 @@ def __getattr__(name: str) -> Any:
     maps, losses = _registries()
     if name not in maps and name not in losses:
         raise AttributeError(f"module 'softmaxima.dask' has no attribute {name!r}")
-    return by_name(__getattr__("chunked_map" if name in maps else "chunked_loss"), name)
+    chunked, whole = ("chunked_map", maps[name]) if name in maps else ("chunked_loss", losses[name])
+    return by_name(__name__, __getattr__(chunked), name, whole.function)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,8 @@
 and attention over a sequence that is.
 
 Heads whose classes are shared have the names of those that are not: `sm.distributed.LinearLoss(features, classes, group=…)`.
-Every map with `blocks` and every loss with a form in parts has its function here by its own name, those of users too.
+Every map with `blocks` and every loss with a form in parts has its function here by its own name, those of users too. Type checkers
+know of the library's by `__init__.pyi`, and take a user's as `shared_map(map, …)` or `shared_loss(loss, …)`.
 
 By a group of this process alone, which has all classes; started by torchrun, each rank has its own:
 
@@ -59,10 +60,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    shared: Any = shared_map if name in MAPS else shared_loss
     if name not in MAPS and name not in LOSSES:
         raise AttributeError(f"module 'softmaxima.distributed' has no attribute {name!r}")
-    return by_name(shared, name)
+    shared, whole = (shared_map, MAPS[name]) if name in MAPS else (shared_loss, LOSSES[name])
+    return by_name(__name__, shared, name, whole.function)
 
 
 def __dir__() -> list[str]:
