@@ -46,8 +46,8 @@ def budget_sparsemax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     budget: Any = 2.0,
 ) -> Tensor: ...
 def cross_entropy(
@@ -59,7 +59,7 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor: ...
 def elastic_cross_entropy(
     shard: Tensor,
@@ -70,7 +70,7 @@ def elastic_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
     beta: Any = 0.0,
 ) -> Tensor: ...
 def elastic_softmax(
@@ -78,8 +78,8 @@ def elastic_softmax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     beta: Any = 0.0,
 ) -> Tensor: ...
 def entmax(
@@ -87,8 +87,8 @@ def entmax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     alpha: Any = 1.5,
 ) -> Tensor: ...
 def entmax15(
@@ -96,8 +96,8 @@ def entmax15(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
 ) -> Tensor: ...
 def entmax15_loss(
     shard: Tensor,
@@ -108,7 +108,7 @@ def entmax15_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor: ...
 def entmax_loss(
     shard: Tensor,
@@ -119,7 +119,7 @@ def entmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
     alpha: Any = 1.5,
 ) -> Tensor: ...
 def eps_cross_entropy(
@@ -131,7 +131,7 @@ def eps_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
     map: AnyMap = "sparsemax",
     eps: float = 1e-06,
     **params: Any,
@@ -141,8 +141,8 @@ def eps_softmax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     eps: Any = 1e-06,
 ) -> Tensor: ...
 def fenchel_young_loss(
@@ -154,7 +154,7 @@ def fenchel_young_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
     map: AnyMap = "softmax",
     **params: Any,
 ) -> Tensor: ...
@@ -163,16 +163,16 @@ def log_softmax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
 ) -> Tensor: ...
 def normmax(
     shard: Tensor,
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     alpha: Any = 2.0,
 ) -> Tensor: ...
 def proportional(
@@ -180,8 +180,8 @@ def proportional(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     f: Callable[[Tensor], Tensor] = ...,
 ) -> Tensor: ...
 def rectified_softmax(
@@ -189,8 +189,8 @@ def rectified_softmax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     empty: Literal["zeros", "uniform"] = "zeros",
 ) -> Tensor: ...
 def soft_accuracy_loss(
@@ -202,7 +202,7 @@ def soft_accuracy_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
     map: AnyMap = "softmax",
     **params: Any,
 ) -> Tensor: ...
@@ -211,8 +211,8 @@ def softmax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
 ) -> Tensor: ...
 def sparse_softmax_loss(
     shard: Tensor,
@@ -223,7 +223,7 @@ def sparse_softmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
     k: int | None = None,
     p: float | None = None,
 ) -> Tensor: ...
@@ -232,8 +232,8 @@ def sparsemax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
 ) -> Tensor: ...
 def sparsemax_loss(
     shard: Tensor,
@@ -244,15 +244,15 @@ def sparsemax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    temperature: Any = 1.0,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor: ...
 def taylor_softmax(
     shard: Tensor,
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     order: int = 2,
 ) -> Tensor: ...
 def topk_softmax(
@@ -260,8 +260,8 @@ def topk_softmax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     k: int = 10,
 ) -> Tensor: ...
 def topp_softmax(
@@ -269,7 +269,7 @@ def topp_softmax(
     dim: int = -1,
     *,
     group: Group = None,
-    temperature: Any = 1.0,
-    where: Any = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
     p: float = 0.9,
 ) -> Tensor: ...
