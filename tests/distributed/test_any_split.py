@@ -62,8 +62,8 @@ def counted(call: Any) -> tuple[Any, int]:
     """(what a call gives, how many collectives it begins)."""
     begun: list[int] = []
     gather, reduce, start = ranks.ALL_GATHER, ranks.ALL_REDUCE, ranks.START
-    ranks.ALL_GATHER = lambda *given: (begun.append(1), gather(*given))
-    ranks.ALL_REDUCE = lambda *given, **more: (begun.append(1), reduce(*given, **more))
+    ranks.ALL_GATHER = lambda *given, **more: (begun.append(1), gather(*given, **more))[1]
+    ranks.ALL_REDUCE = lambda *given, **more: (begun.append(1), reduce(*given, **more))[1]
     ranks.START = lambda *given: (begun.append(1), start(*given))[1]
     try:
         return call(), len(begun)

@@ -95,7 +95,7 @@ def of_many_candidates(rank: int) -> tuple[float, list[int]]:
     """Rows of which more scores than one message has room for can be in the support, and what was sent."""
     x, own, sent = 1e-3 * normal(3, 600, seed=1), own_of(rank, (300, 100, 200)), []
     gather = ranks.ALL_GATHER
-    ranks.ALL_GATHER = lambda out, message, group: (sent.append(message.numel()), gather(out, message, group))
+    ranks.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
     try:
         far = apart(sm.distributed.sparsemax(x[:, own]), sm.sparsemax(x)[:, own])
         far = max(far, apart(sm.distributed.sparsemax(40 * x[:, own]), sm.sparsemax(40 * x)[:, own]))
@@ -149,7 +149,7 @@ def of_a_nucleus(rank: int) -> list[tuple[float, bool, list[int]]]:
     gather = ranks.ALL_GATHER
     for x, p in ((few, 0.5), (many, 0.9), (several, 0.9), (tied, 0.8), (tied.bfloat16(), 0.8), (few, 1.0)):
         whole, shard = x.double().requires_grad_(), x[:, own].clone().requires_grad_()
-        ranks.ALL_GATHER = lambda out, message, group: (sent.append(message.numel()), gather(out, message, group))
+        ranks.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
         try:
             ours, loss = sm.distributed.topp_softmax(shard, p=p), sm.distributed.sparse_softmax_loss(shard, y, p=p)
         finally:
@@ -311,7 +311,7 @@ def of_messages(rank: int, name: str) -> tuple[list[int], list[int]]:
     """(numbers sent by a forward pass, by a backward pass), of two rows."""
     x, own, sent = normal(2, 12, seed=1), own_of(rank, (4, 4, 4)), []
     gather = ranks.ALL_GATHER
-    ranks.ALL_GATHER = lambda out, message, group: (sent.append(message.numel()), gather(out, message, group))
+    ranks.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
     try:
         scores = x[:, own].clone().requires_grad_()
         function = getattr(sm.distributed, name)

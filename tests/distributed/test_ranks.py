@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from processes import SECONDS, Processes, _join
@@ -18,6 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import softmaxima as sm
+from softmaxima.distributed import ranks
 from softmaxima.distributed.ranks import ranks_of
 
 d = sm.distributed
@@ -127,6 +132,87 @@ def test_the_mean_of_nothing_has_no_slope(three: Processes) -> None:
     for value, slope in three.run(of_nothing_that_counts):
         assert value != value
         assert slope == 0.0
+
+
+# Ranks that are gone, and how soon the others know -----------------------------------------------------------------------------
+
+
+def of_a_hang(rank: int, form: str) -> tuple[str, float]:
+    """What attention raises, and how soon, where rank 1 hangs before its first message and comes when the others have left."""
+    group, (start, gather) = dist.new_group(timeout=timedelta(seconds=1)), (ranks.START, ranks.ALL_GATHER)
+    x = torch.ones(1, 2, 4)
+    assert attempt(lambda: d.softmax(X, group=group))[0] == "right"
+    if rank == 1:
+        ranks.START = lambda *given: (time.sleep(3.0), start(*given))[1]
+        ranks.ALL_GATHER = lambda *given, **more: (time.sleep(3.0), gather(*given, **more))[1]
+    try:
+        return attempt(lambda: d.attention(x, x, x, form=form, group=group))
+    finally:
+        ranks.START, ranks.ALL_GATHER = start, gather
+        dist.barrier()
+
+
+@pytest.mark.parametrize("form", ["ring", "gather"])
+def test_of_ranks_that_wait_for_each_other_only_that_which_is_gone_is_named(form: str, four: Processes) -> None:
+    for rank, (told, seconds) in enumerate(four.run(of_a_hang, form)):
+        assert told.endswith("distributed.attention: rank 1 did not answer within the group's timeout"), told
+        assert rank == 1 or 0.9 < seconds < 3.0  # the timeout, a second for a word of each, and one for slow machines
+
+
+def of_a_rank_that_leaves(rank: int, error: type[BaseException], when: str) -> list[str]:
+    """What two calls raise where rank 1 leaves the first, in a group of a long timeout."""
+    group, told = dist.new_group(timeout=timedelta(seconds=30)), []
+
+    def leaving(z: Tensor) -> Tensor:
+        if when == "working" and dist.get_rank() == 1:
+            raise error
+        return z.square()
+
+    d.softmax(X, group=group)
+    if when == "agreeing":
+        if rank == 1:
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        time.sleep(1.0 if rank == 2 else 0.0)
+    begun = time.monotonic()
+    for call in (lambda: d.proportional(X, f=leaving, group=group), lambda: d.softmax(X, group=group)):
+        try:
+            call()
+            told.append("right")
+        except BaseException as caught:
+            told.append(f"{type(caught).__name__}: {caught}")
+    return [*told, "in time" if time.monotonic() - begun < 10 else "late"]
+
+
+@pytest.mark.parametrize(
+    ("error", "when"), [(ValueError, "working"), (KeyboardInterrupt, "working"), (KeyboardInterrupt, "agreeing")]
+)
+def test_a_rank_that_leaves_a_call_is_named_before_the_timeout(error: type[BaseException], when: str, three: Processes) -> None:
+    for rank, (told, again, soon) in enumerate(three.run(of_a_rank_that_leaves, error, when)):
+        assert soon == "in time"
+        assert told.startswith(error.__name__) if rank == 1 else told.startswith("RanksError") and "rank 1" in told, told
+        assert rank == 1 or error.__name__ in told
+        assert again == "right" or f"rank 1 raised {error.__name__} in an earlier call; make a new group" in again, again
+
+
+def of_a_wrong_group(rank: int, folder: str) -> list[str]:
+    """Where the default group is the only one, and where there is another."""
+    _join(rank, 3, f"{folder}/only", SECONDS)
+    wrong = "x" if rank == 1 else None
+    found = [attempt(lambda: d.softmax(X, group=wrong))[0], attempt(lambda: d.softmax(X))[0]]  # type: ignore[arg-type]
+    found += [attempt(lambda: torch.jit.trace(d.softmax, (X,)))[0]]
+    dist.new_group()
+    call = d.logsumexp if rank == 1 else d.softmax
+    return [*found, attempt(lambda: call(X))[0]]
+
+
+def test_a_wrong_group_is_told_where_the_others_can_be_in_one_only(three: Processes, tmp_path: Path) -> None:
+    for rank, (wrong, right, traced, other) in enumerate(three.run(of_a_wrong_group, str(tmp_path))):
+        assert wrong.startswith("TypeError: " if rank == 1 else "RanksError: distributed.softmax: refused on rank 1: TypeError: ")
+        assert "group must be a ProcessGroup, a DeviceMesh or None, got str" in wrong
+        assert right == "right"
+        assert "torch.jit.trace does not record what ranks send" in traced
+        assert "distributed.logsumexp on rank 1" in other
+        assert other.endswith("every rank must make the same calls in the same order")
 
 
 # Kinds of messages, stores and devices ------------------------------------------------------------------------------------------

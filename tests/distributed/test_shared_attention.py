@@ -375,7 +375,7 @@ def of_messages(rank: int, form: str, name: str, seen: dict[str, Any]) -> tuple[
         return start(operations)
 
     ranks.START = started
-    ranks.ALL_GATHER = lambda out, message, group: (sent.append((message.numel(), "all")), gather(out, message, group))
+    ranks.ALL_GATHER = lambda out, x, *more, **how: (sent.append((x.numel(), "all")), gather(out, x, *more, **how))[1]
     try:
         parts = [normal(4, 1, seed=seed).requires_grad_() for seed in range(3)]
         if form == "merge":
@@ -504,7 +504,7 @@ def leave(rank: int) -> str:
 
 @pytest.mark.exhaustive
 def test_a_rank_that_ends_within_the_ring_is_named(pool: Pool) -> None:
-    first, second, third = pool.group(range(3), seconds=4.0).outcomes(leave)
+    first, second, third = pool.group(range(3), seconds=5.0).outcomes(leave)  # that of 4 s another test leaves broken
     assert second == (None, "gone")
     for found, _ in (first, third):
         assert found.startswith("RanksError: distributed.attention: rank 1 did not answer")

@@ -390,8 +390,8 @@ def of_messages(rank: int, what: str) -> tuple[list[tuple[str, int]], list[tuple
     """(what a forward pass of 4 rows of 6 features sends, what a backward pass sends)."""
     own, given, sent = own_of(rank, (4, 4, 4)), layer(12, torch.float32, rows=4), []
     gather, reduce = ranks.ALL_GATHER, ranks.ALL_REDUCE
-    ranks.ALL_GATHER = lambda out, message, group: (sent.append(("gather", message.numel())), gather(out, message, group))
-    ranks.ALL_REDUCE = lambda message, group: (sent.append(("sum", message.numel())), reduce(message, group=group))
+    ranks.ALL_GATHER = lambda out, x, *more, **how: (sent.append(("gather", x.numel())), gather(out, x, *more, **how))[1]
+    ranks.ALL_REDUCE = lambda message, **how: (sent.append(("sum", message.numel())), reduce(message, **how))[1]
     labels = torch.tensor([0, 5, 11, -100])
     try:
         hidden, weight = given["hidden"].requires_grad_(), given["weight"][own].clone().requires_grad_()

@@ -68,7 +68,8 @@ def wrong(said: Sequence[Mapping[str, Any]], names: Sequence[int]) -> str | None
     for key in said[0]:
         if key != "widths" and len({each.get(key) for each in said}) > 1:
             each = ", ".join(f"{each.get(key)} on rank {rank}" for rank, each in zip(names, said, strict=True))
-            return f"{key} must be the same on all ranks, got {each}; give every rank the same {key}"
+            fix = "every rank must make the same calls in the same order" if key == "call" else f"give every rank the same {key}"
+            return f"{key} must be the same on all ranks, got {each}; {fix}"
     return None
 
 

@@ -4,8 +4,8 @@ Each rank has some scores of the same rows, in the order of ranks. A collective 
 gloo and never ends in NCCL, so before it the ranks agree on what they have, through the store by which they met, which is no
 collective: each says what it has, and the first reads that and tells all what is wrong, so that a store is asked some times a rank.
 A rank that refuses its arguments says so there, and all of them raise. One that raises later, while others wait for its message,
-leaves word in the store, which they read when the group's timeout ends their wait. From then on no messages meet, and who knows it
-tells who does not.
+leaves word in the store, which they read while they wait for a collective, or when the group's timeout ends their wait for another
+message. From then on no messages meet: who knows it says why in the store, and tells who waits to agree.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _world
@@ -37,8 +38,8 @@ Group = dist.ProcessGroup | DeviceMesh | None
 START = dist.batch_isend_irecv
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 ALL_REDUCE = dist.all_reduce
-NOTHING = timedelta()
-PATIENCE = timedelta(seconds=5)  # for the others to say that they have left a collective too
+GRACE = timedelta(seconds=1)  # beyond the timeout, for the first to tell who is missing, or others that they wait in vain too
+PAUSE = timedelta(seconds=1)  # at most, between looks whether a message is awaited in vain
 BROKEN = "broken"  # the key of why the messages of a group no longer meet
 SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}  # by every backend
 
@@ -79,9 +80,9 @@ class Ranks:
         try:
             check_transforms(name)
             yield
-        except Exception as error:
+        except BaseException as error:  # an interrupt too
             with contextlib.suppress(RanksError):
-                self._say(name, {"problem": f"{type(error).__name__}: {error}"})
+                self._say(name, {"problem": named(error)})
             raise
 
     def agree(self, name: str, width: int, same: Mapping[str, str]) -> Agreement:
@@ -98,7 +99,7 @@ class Ranks:
     def _meet(self, name: str) -> Store:
         """That by which the ranks talk; who asks first meets all others."""
         if self.store is None:
-            store = store_of(self.group, self.timeout + (PATIENCE if self.rank else NOTHING))  # the first tells who did not come
+            store = store_of(self.group, self.timeout + (GRACE if self.rank else timedelta()))  # the first tells who did not come
             self.store, self.broken = met(store, self.rank, self.size, self.timeout, self._silent)
             if self.broken:
                 raise RanksError(f"{name}: {self.broken}; make a new group")
@@ -120,16 +121,31 @@ class Ranks:
         self._check_unbroken(name)
         if self.is_alone:
             return self._judged([own] * self.size)
-        self.step, self.sent, self.raised = self.step + 1, 0, False
+        was_raised, self.step, self.sent, self.raised = self.raised, self.step + 1, 0, False
         try:
             store = self._meet(name)
+            if was_raised and is_there(store, BROKEN):
+                self.broken = store.get(BROKEN).decode()
+                self._check_unbroken(name)
             store.set(f"{self.step}/{self.rank}", json.dumps(own))
             told = self._first(store, own) if self.rank == 0 else self._other(store, own)
         except dist.DistNetworkError:
             told = {"problem": GONE}
+        except KeyboardInterrupt as error:
+            if self.store is not None:
+                self._withdraw(named(error))
+            raise
         self.broken = self.broken or told.get("broken", "")
         self._check_unbroken(name)
         return told
+
+    def _withdraw(self, problem: str) -> None:
+        """This rank leaves an agreement, which the others may come to yet, or have come to and go on."""
+        self.raised = True
+        self._leave(problem)
+        with contextlib.suppress(RuntimeError):
+            key, told = ("told", self._judged([{"problem": problem}])) if self.rank == 0 else (self.rank, {"problem": problem})
+            self._meet("distributed").set(f"{self.step}/{key}", json.dumps(told))
 
     def _judged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What is told of what the first ranks, as a rule all, have said."""
@@ -167,7 +183,8 @@ class Ranks:
             told = json.loads(store.get(f"{self.step}/told"))
         except RuntimeError:
             problem = self._silent(store, self._keys)
-            self.raised = not self.broken  # should the first come yet, it may send what this rank will not
+            if not self.broken:
+                self._withdraw(problem)  # should the first come yet
             return {"problem": problem}
         if "widths" in told:  # all have come here, and read what this rank said before; of a problem the first may tell sooner
             self._forget(store, self._stale)
@@ -205,26 +222,22 @@ class Ranks:
         """After the ranks have agreed: what is raised within is left for those who wait for a message of this rank."""
         try:
             yield
-        except Exception as error:
+        except BaseException as error:  # an interrupt too
             if not self.is_alone and not self.broken:
                 self.raised = True
-                self._leave(f"{type(error).__name__}: {error}")
+                self._leave(named(error))
             raise
 
-    def _leave(self, problem: str = "", waited: float = 0.0) -> None:
-        """Says that this rank has left off, raising a problem or having waited some seconds for a message."""
+    def _leave(self, problem: str = "", waited: float = 0.0, peers: Sequence[int] = ()) -> None:
+        """Says that this rank has left off, raising a problem or having waited some seconds for a message to or from some ranks."""
         key = f"left/{self.step}/{self.rank}"
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            self._meet("distributed").set(key, json.dumps([self.sent, problem, waited]))
-            self._stale.append(key)
-
-    def _break(self, why: str) -> None:
-        """Messages no longer meet: tells who waits for this rank to agree, now or later."""
-        self.broken = why
-        with contextlib.suppress(RuntimeError):  # the store went with its rank
             store = self._meet("distributed")
-            store.set(BROKEN, why)
-            store.set(f"{self.step + 1}/{self.rank or 'told'}", json.dumps({"broken": why}))
+            store.set(key, json.dumps([self.sent, problem, waited, [*peers]]))
+            self._stale.append(key)
+            if problem:
+                store.set(f"raised/{self.step}", str(self.sent))
+                self._stale.append(f"raised/{self.step}")
 
     def _check_unbroken(self, name: str) -> None:
         _there(name, self._group())
@@ -244,41 +257,71 @@ class Ranks:
         self.sent += 1
 
     @contextmanager
-    def _answered(self, name: str) -> Iterator[None]:
+    def _answered(self, name: str, peers: Sequence[int] = ()) -> Iterator[None]:
+        """A message to or from some ranks, or of all."""
         begun = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            self._break(self._why(time.monotonic() - begun, error))
+            self._break(*self._why(time.monotonic() - begun, peers, error))
             raise RanksError(f"{name}: {self.broken}") from error
 
-    def _why(self, waited: float, error: RuntimeError) -> str:
-        """Why this rank's last message, which raised an error after some seconds, did not meet those of all."""
-        self._leave(waited=waited)
-        keys, raised, missing, waits = [f"left/{self.step}/{rank}" for rank in range(self.size)], [], [], {}
-        store = self._meet("distributed")
-        with contextlib.suppress(RuntimeError):
-            store.wait(keys, PATIENCE)
-        if not is_there(store, keys[self.rank]):
-            return GONE
-        for rank, key in enumerate(keys):
-            sent, problem, seconds = json.loads(store.get(key)) if is_there(store, key) else (-1, "", 0.0)
-            if problem:
-                raised.append(f"rank {self.names[rank]} raised {problem}")
-            elif sent < self.sent:
-                missing.append(rank)
-            else:
-                waits[rank] = seconds
-        is_late = max([waited, *waits.values()]) > 0.9 * self.timeout.total_seconds()
-        if is_late and waits and not missing and min(waits.values()) < max(waits.values()) / 2:  # who came last has waited least
-            missing = [min(waits, key=waits.__getitem__)]
+    def _break(self, why: str, missing: Sequence[int]) -> None:
+        """Messages no longer meet: tells who waits to agree, in the place of this rank and of those that are missing."""
+        self.broken = why
+        with contextlib.suppress(RuntimeError):  # the store went with its rank
+            store = self._meet("distributed")
+            store.set(BROKEN, why)
+            for rank in {self.rank, *missing}:
+                store.set(f"{self.step + 1}/{rank or 'told'}", json.dumps({"broken": why}))
+
+    def _why(self, waited: float, peers: Sequence[int], error: RuntimeError) -> tuple[str, Sequence[int]]:
+        """Why this rank's last message, which raised an error after some seconds, did not meet those of all; who is missing."""
+        self._leave(waited=waited, peers=peers)
+        keys, store = [f"left/{self.step}/{rank}" for rank in range(self.size)], self._meet("distributed")
+        until = time.monotonic() + GRACE.total_seconds()
+        while not (is_there(store, BROKEN) or is_there(store, *keys)) and time.monotonic() < until:
+            time.sleep(0.02)
+        if is_there(store, BROKEN):
+            return store.get(BROKEN).decode(), []
+        left = {rank: json.loads(store.get(key)) for rank, key in enumerate(keys) if is_there(store, key)}
+        if self.rank not in left:
+            return GONE, []
+        raised = [f"rank {self.names[rank]} raised {problem}" for rank, (_, problem, *_) in left.items() if problem]
         if raised:
-            return " and ".join(raised)
+            return " and ".join(raised), []
+        waits = {rank: seconds for rank, (_, _, seconds, _) in left.items()}
+        missing = [rank for rank in range(self.size) if rank not in left and not is_there(store, f"{self.step + 1}/{rank}")]
+        awaited = {peer for *_, of in left.values() for peer in of}  # each of whom awaits the next, round a ring
+        missing = [rank for rank in missing if rank in awaited] or missing
+        is_late = max(waits.values()) > 0.9 * self.timeout.total_seconds()
+        if is_late and not missing and min(waits.values()) < max(waits.values()) / 2:  # who came last has waited least
+            missing = [min(waits, key=waits.__getitem__)]
         if is_late:
-            return f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout"
+            return f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout", missing
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         told = f"{self._listed(missing)} did not answer, and a message" if missing else "a message"
-        return f"{told} failed after {waited:.2g} s: {words}"
+        return f"{told} failed after {waited:.2g} s: {words}", missing
+
+    def _wait(self, work: Any, message: Tensor) -> None:
+        """Until a collective is done, or a rank has said that it will not come."""
+        pause = min(self.timeout / 16, PAUSE)
+        while message.is_cpu and self.store is not None:
+            try:
+                work.wait(pause)
+            except RuntimeError:
+                if work.is_completed():
+                    break
+                if self._is_in_vain(self.store):
+                    raise
+            else:
+                return
+        work.wait()
+
+    def _is_in_vain(self, store: Store) -> bool:
+        """Whether messages no longer meet, or a rank has raised before this message."""
+        raised = f"raised/{self.step}"
+        return is_there(store, BROKEN) or (is_there(store, raised) and int(store.get(raised)) < self.sent)
 
     # Messages --------------------------------------------------------------------------------------------------------------------
 
@@ -291,7 +334,7 @@ class Ranks:
             message = _plain(message)
             every = message.new_empty((self.size, *message.shape))
             with self._answered(name):
-                ALL_GATHER(_as_sent(every), _as_sent(message), self.group)
+                self._wait(ALL_GATHER(_as_sent(every), _as_sent(message), self.group, async_op=True), message)
             return list(every)
 
     def start(self, name: str, sends: Iterable[tuple[Tensor, int]], receives: Iterable[tuple[Tensor, int]]) -> Callable[[], None]:
@@ -301,16 +344,20 @@ class Ranks:
         """
         with self.working(name):
             self._next(name)
-            operations = [dist.P2POp(dist.isend, _as_sent(_plain(x)), self.names[to], self.group) for x, to in sends]
-            operations += [dist.P2POp(dist.irecv, _as_sent(x), self.names[of], self.group) for x, of in receives]
-            with self._answered(name):
-                works = START(operations) if operations else []
+            sent = [(dist.P2POp(dist.isend, _as_sent(_plain(x)), self.names[to], self.group), to) for x, to in sends]
+            sent += [(dist.P2POp(dist.irecv, _as_sent(x), self.names[of], self.group), of) for x, of in receives]
+            works: list[tuple[list[int], list[dist.Work]]] = []  # and with which ranks
+            for operations in [[each] for each in sent] if all(each.tensor.is_cpu for each, _ in sent) else [sent]:
+                peers = [peer for _, peer in operations]
+                with self._answered(name, peers):
+                    works.append((peers, START([each for each, _ in operations])))
 
         def wait() -> None:
-            with self._answered(name):
-                for work in works:
-                    work.wait()
-            operations.clear()  # which had the tensors
+            for peers, begun in works:
+                with self._answered(name, peers):
+                    for work in begun:
+                        work.wait()
+            sent.clear()  # which had the tensors
 
         return wait
 
@@ -322,8 +369,13 @@ class Ranks:
             self._next(name)
             total = message.clone(memory_format=torch.contiguous_format)
             with self._answered(name):
-                ALL_REDUCE(total, group=self.group)
+                self._wait(ALL_REDUCE(total, group=self.group, async_op=True), total)
             return total
+
+
+def named(error: BaseException) -> str:
+    """An error in words."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -385,6 +437,10 @@ def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:
 
 
 def check_transforms(name: str) -> None:
+    if not is_compiling() and torch._C._get_tracing_state() is not None:
+        raise RuntimeError(
+            f"{name}: torch.jit.trace does not record what ranks send; gather the scores, and trace the function of whole rows"
+        )
     if transforming():
         raise RuntimeError(
             f"{name}: torch.func and forward mode do not go through what ranks send; take torch.autograd.grad or .backward(), or "
@@ -414,7 +470,9 @@ def ranks_of(name: str, group: Group) -> Ranks:
     if found is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"{name}: this rank, {dist.get_rank()}, is not in the group; call on its ranks alone")
     if not isinstance(found, dist.ProcessGroup):
-        raise TypeError(f"{name}: group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
+        is_known = len(_world.pg_map) == 1  # in which group the others are
+        with ranks_of(name, None).telling(name) if is_known else contextlib.nullcontext():
+            raise TypeError(f"{name}: group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
     if _there(name, found) not in _RANKS:
         _RANKS[found] = Ranks(found)
     return _RANKS[found]

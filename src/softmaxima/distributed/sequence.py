@@ -26,7 +26,8 @@ def unshard(shard: Tensor, dim: int = -2, *, layout: str = "balanced", group: Gr
         dim, layout, group: the axis of places, and as of `places`.
 
     Raises:
-        RanksError on every rank, where shapes or dtypes differ, or the lengths are not those of the layout.
+        RanksError on every rank, where shapes or dtypes differ, the lengths are not those of the layout, or one does not
+            answer within the group's timeout.
 
     Cost: one all-gather of the longest part. The gradient is what those of all ranks add up to, one message from each to each, and
     has a derivative of its own.

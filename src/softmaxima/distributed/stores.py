@@ -53,9 +53,10 @@ def met(store: Store, rank: int, size: int, timeout: timedelta, silent: Callable
     return PrefixStore(word, store), problem
 
 
-def is_there(store: Store, key: str) -> bool:
+def is_there(store: Store, *keys: str) -> bool:
+    """Whether all of these are."""
     try:
-        return store.check([key])
+        return store.check([*keys])
     except RuntimeError:  # the store went with its rank, which is the first
         return False
 
