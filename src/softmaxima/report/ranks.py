@@ -231,7 +231,9 @@ def picture(benchmark: Benchmark) -> go.Figure:
         plot.update_layout({f"xaxis{column if column > 1 else ''}": {"domain": [right - 0.17, right]}})
         logs = [math.log10(y) for line in lines for y in line.y]
         low, high = min(logs) - 0.1, max(logs) + 0.1
-        plot.update_yaxes(type="log", range=[low, high], dtick=1, row=1, col=column)
+        steps = (1,) if high - low > 2 else (1, 2, 5)  # of a decade
+        ticks = [step * 10.0**power for power in range(math.floor(low), math.ceil(high)) for step in steps]
+        plot.update_yaxes(type="log", range=[low, high], tickvals=ticks, row=1, col=column)
         ends = {line.name: (math.log10(line.y[-1]) - low) / (high - low) for line in lines}
         for line in lines:
             style = {"color": line.colour, "dash": line.dash, "width": 2}
