@@ -85,6 +85,7 @@ class OwnPart:
             return slope.masked_fill_(spoilt, math.nan) if bool(spoilt.any()) else slope
         own = monoid.LogSum(*state)
         rest, share = own.log_mass().masked_fill(own.top == -math.inf, 0.0), self._mass(own)
+        share = share * torch.where(own.mass > 0, rest.exp() / own.mass, 1.0)  # as a double the logarithm lacks digits of its sum
         g = torch.where(share == 0, 0.0, share * torch.as_tensor(g, dtype=torch.float64, device=share.device))
         x = self.x.to(COMPUTE_DTYPE[self.x.dtype])
         g = g.masked_fill(own.top == math.inf, math.nan).squeeze(-1).to(x.dtype)
