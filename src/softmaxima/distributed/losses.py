@@ -71,7 +71,7 @@ def shared_loss(
         ranks. There is no second derivative, and none by temperature or options: divide the scores before.
 
     Cost: one all-gather, of what the map takes and the label's score a row, with weights one number more, of probabilities 8; one
-    more for a loss of probabilities, as `soft_accuracy_loss`, and up to nine with top-p, as of `shared_map`. The gradient needs
+    more for a loss of probabilities, as `soft_accuracy_loss`, and up to ten with top-p, as of `shared_map`. The gradient needs
     none.
     """
     called = f"distributed.{loss if isinstance(loss, str) and loss in REGISTRY else 'shared_loss'}"

@@ -119,6 +119,8 @@ def gathered(
 
     `most` is how many scores of a row a rank has at most.
     """
+    if ranks.size == 1:  # whose state is that of all, and has the width that its rows need
+        return [own], [] if beside is None else [beside]
     varies = [values.shape[-1] == 0 for values in identity]
     needed = max((values.shape[-1] for values, varying in zip(own, varies, strict=True) if varying), default=0)
     room = min(CANDIDATES, most)

@@ -96,10 +96,15 @@ def not_negative(y: Tensor) -> Tensor:
     return y
 
 
+def _with_slope(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+    """(f(z), f′(z)); of torch's sigmoid s(z) s(−z), whose own s(1 − s) has no digits for large z."""
+    y, pull_back = torch.func.vjp(lambda z: checked(f, z), z)[:2]
+    return y, y * torch.sigmoid(-z) if f is torch.sigmoid else pull_back(torch.ones_like(y))[0]
+
+
 def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     def evaluate(scores: Tensor) -> tuple[Tensor, Tensor]:
-        y, pull_back = torch.func.vjp(lambda z: checked(f, z), scores)[:2]
-        return y, pull_back(torch.ones_like(y))[0]
+        return _with_slope(f, scores)
 
     _, slope, mass = careful(z, f, evaluate)
     return divide(slope, mass).to(z.dtype), p
@@ -173,7 +178,7 @@ def _derivative(part: Part, state: State, p: Tensor, of: Any, /, f: Callable[[Te
     """(f′(z)/Σf, p): where f is e^z, (p, p)."""
     known = Mass(*state)
     z = without_mask(part.z) / known.scale
-    slope = torch.func.vjp(lambda z: checked(f, z), z)[1](torch.ones_like(z))[0].masked_fill(part.x == -math.inf, 0.0)
+    slope = _with_slope(f, z)[1].masked_fill(part.x == -math.inf, 0.0)
     s = divide(slope, known.total) / known.scale
     return torch.where(known.remote(f, part.tau), p, s), p
 
