@@ -405,7 +405,8 @@ template <class W, class T>
         using C = compute_t<T>;
         constexpr bool narrow = sizeof(C) < sizeof(double);  // then what a gap in double is rounded by is nothing
         alignas(LINE) C buffer[BLOCK];
-        const Exponential<double> exponential(Origin<double>{});
+        constexpr double lift = 64;  // a power of 2, by which terms are normal numbers whose sum alone is one
+        const Exponential<double> exponential(Origin<double>{0, -lift});
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
             const C* x = row.raw(i, length, buffer);
@@ -426,6 +427,8 @@ template <class W, class T>
 #pragma omp simd reduction(+ : count)
             for (int64_t j = 0; j < length; ++j) count += gap(x[j], maximum, row.scale) < 0 ? 0.0 : 1.0;
         }
+        rest = std::ldexp(rest, -int(lift));
+        lost = std::ldexp(lost, -int(lift));
     } else {
         for (int64_t i = 0; i < row.n; ++i) {
             const W gap = (W(widen(row.x[i])) - W(maximum)) / W(row.tau);

@@ -230,6 +230,14 @@ def test_class_weights_may_be_any_array(name: str, kind: Any) -> None:
         assert apart(found, getattr(sm, name)(x, labels, weight.astype(narrow).astype(np.float64))) <= 1e-13
 
 
+def test_the_label_of_one_row_may_be_an_array_of_no_axes() -> None:
+    x = np.array([0.0, 1.0, 3.0])
+    for label in (np.array(1), da.from_array(np.array(1))):
+        for name in ("cross_entropy", "sparsemax_loss", "soft_accuracy_loss"):
+            found = getattr(sm.dask, name)(da.from_array(x, chunks=2), label).compute()
+            assert found == pytest.approx(getattr(sm, name)(x, np.array(1)))
+
+
 def test_losses_without_a_form_in_parts_say_so() -> None:
     for name in LOSSES.keys() - set(FORMED):
         with pytest.raises((ValueError, TypeError), match=rf"dask\.({name}|chunked_loss): "):

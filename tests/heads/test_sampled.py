@@ -21,7 +21,7 @@ from softmaxima.heads import exact, labelled
 from softmaxima.heads.corrections import CORRECTIONS
 from softmaxima.heads.noise_contrastive import NoiseContrastive
 from softmaxima.heads.sampled import SampledSoftmax, sampled_softmax_loss
-from softmaxima.heads.samplers import UnigramSampler
+from softmaxima.heads.samplers import LogUniformSampler, UnigramSampler
 
 INF, NAN = math.inf, math.nan
 Q = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64)
@@ -693,3 +693,10 @@ def test_hits_are_removed_where_the_correction_needs_it(correction: str, removes
     found, expected = (sampled_softmax_loss(H, W, T, remove_hits=given, **options) for given in (None, removes))
     assert torch.equal(found, expected)
     assert SampledSoftmax(3, 4, 2, correction=correction).options["remove_hits"] is removes
+
+
+def test_the_only_class_has_the_probability_1():
+    for first in range(50):
+        sampler = LogUniformSampler(1, first)
+        assert float(sampler.log_prob(torch.tensor(0))) == pytest.approx(0.0, abs=1e-15)
+        assert float(sampler.log_prob(torch.tensor(0))) <= 0

@@ -573,6 +573,16 @@ def test_the_rest_keeps_its_digits_beside_a_large_score(dtype: torch.dtype, colu
 
 
 @needs_library
+def test_terms_that_are_subnormal_are_summed():
+    for count, gap in ((5000, -708.5), (100_000, -709.0)):
+        x = torch.cat((torch.zeros(1), torch.full((count,), gap))).double()
+        expected = math.exp(gap + math.log(count))
+        _, rest = native.logsumexp_rest(x, 1.0, None)
+        for found in (rest, sm.logsumexp(x), -sm.log_softmax(x, -1)[0], sm.cross_entropy(x, torch.tensor(0))):
+            assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+@needs_library
 @pytest.mark.parametrize("narrow", [torch.float32, torch.float64])
 def test_the_smallest_normal_probabilities_are_not_0(narrow: torch.dtype):
     smallest = torch.finfo(narrow).tiny

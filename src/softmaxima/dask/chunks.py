@@ -206,7 +206,7 @@ def matching(value: Any, x: Array, axes: tuple[int, ...], whole: bool = False) -
     """
     if not isinstance(value, (Array, np.ndarray)):
         return value, ()
-    value = value[(None,) * (len(axes) - value.ndim)]
+    value = value[(None,) * (len(axes) - value.ndim) + (...,)]  # an array also where it has no axes
     chunks = tuple(x.chunks[axis] if whole or size != 1 else (1,) for axis, size in zip(axes, value.shape, strict=True))
     return in_chunks(value, chunks) if isinstance(value, np.ndarray) else value.rechunk(chunks), axes
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ START = dist.batch_isend_irecv
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 ALL_REDUCE = dist.all_reduce
 GRACE = timedelta(seconds=1)  # beyond the timeout, for the first to tell who is missing, or others that they wait in vain too
-PAUSE = timedelta(seconds=1)  # at most, between looks whether a message is awaited in vain
+PAUSE = timedelta(seconds=0.25)  # at most, between looks whether a message is awaited in vain
 BROKEN = "broken"  # the key of why the messages of a group no longer meet
 SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}  # by every backend
 
@@ -234,10 +235,9 @@ class Ranks:
         with contextlib.suppress(RuntimeError):  # the store went with its rank
             store = self._meet("distributed")
             store.set(key, json.dumps([self.sent, problem, waited, [*peers]]))
-            self._stale.append(key)
-            if problem:
-                store.set(f"raised/{self.step}", str(self.sent))
-                self._stale.append(f"raised/{self.step}")
+            beside = f"{'raised' if problem else 'failed'}/{self.step}"  # which one word tells of all ranks
+            store.set(beside, str(self.sent))
+            self._stale += [key, beside]
 
     def _check_unbroken(self, name: str) -> None:
         _there(name, self._group())
@@ -282,16 +282,16 @@ class Ranks:
         until = time.monotonic() + GRACE.total_seconds()
         while not (is_there(store, BROKEN) or is_there(store, *keys)) and time.monotonic() < until:
             time.sleep(0.02)
-        if is_there(store, BROKEN):
-            return store.get(BROKEN).decode(), []
         left = {rank: json.loads(store.get(key)) for rank, key in enumerate(keys) if is_there(store, key)}
+        missing = [rank for rank in range(self.size) if rank not in left and not is_there(store, f"{self.step + 1}/{rank}")]
+        if is_there(store, BROKEN):  # which comes before the words for those that are missing
+            return store.get(BROKEN).decode(), []
         if self.rank not in left:
             return GONE, []
         raised = [f"rank {self.names[rank]} raised {problem}" for rank, (_, problem, *_) in left.items() if problem]
         if raised:
             return " and ".join(raised), []
         waits = {rank: seconds for rank, (_, _, seconds, _) in left.items()}
-        missing = [rank for rank in range(self.size) if rank not in left and not is_there(store, f"{self.step + 1}/{rank}")]
         awaited = {peer for *_, of in left.values() for peer in of}  # each of whom awaits the next, round a ring
         missing = [rank for rank in missing if rank in awaited] or missing
         is_late = max(waits.values()) > 0.9 * self.timeout.total_seconds()
@@ -319,9 +319,11 @@ class Ranks:
         work.wait()
 
     def _is_in_vain(self, store: Store) -> bool:
-        """Whether messages no longer meet, or a rank has raised before this message."""
-        raised = f"raised/{self.step}"
-        return is_there(store, BROKEN) or (is_there(store, raised) and int(store.get(raised)) < self.sent)
+        """Whether messages no longer meet, a rank has raised before this message, or one has seen it or one before it fail."""
+        if is_there(store, BROKEN):
+            return True
+        ends = (("raised", self.sent - 1), ("failed", self.sent))
+        return any(is_there(store, f"{end}/{self.step}") and int(store.get(f"{end}/{self.step}")) <= last for end, last in ends)
 
     # Messages --------------------------------------------------------------------------------------------------------------------
 
@@ -400,6 +402,10 @@ class MeshRanks:
     @property
     def rank(self) -> int:
         return functools.reduce(lambda place, ranks: place * ranks.size + ranks.rank, self.axes, 0)
+
+    @property
+    def size(self) -> int:
+        return math.prod(ranks.size for ranks in self.axes)
 
     @contextmanager
     def working(self, name: str) -> Iterator[None]:

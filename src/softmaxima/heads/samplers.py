@@ -167,7 +167,8 @@ class LogUniformSampler(Sampler):
         return math.log1p(self.classes / (self.first + 1))
 
     def log_prob(self, classes: Any) -> Tensor:
-        return (1 / (self._checked(classes).double() + self.first + 1)).log1p().log() - math.log(self._span)
+        log_share = (1 / (self._checked(classes).double() + self.first + 1)).log1p().log() - math.log(self._span)
+        return log_share.clamp_max(0.0)  # of one class, but for rounding
 
     def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
         drawn = (self._uniform(shape, generator) * self._span).expm1() * (self.first + 1)
