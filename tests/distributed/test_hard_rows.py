@@ -136,6 +136,13 @@ def test_every_map_on_one_rank_is_that_of_whole_rows(name: str) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_log_probabilities_beyond_a_narrow_dtype_are_infinite_on_ranks_too() -> None:
+    x = torch.tensor([[6e4, -6e4]], dtype=torch.float16)
+    assert torch.equal(sm.distributed.log_softmax(x), sm.log_softmax(x))
+    assert sm.distributed.log_softmax(x)[0, 1] == -math.inf
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", FORMED)
 def test_every_loss_on_one_rank_is_that_of_whole_rows(name: str) -> None:
     x = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, -0.5, 0.1, 0.7], [1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)

@@ -69,10 +69,14 @@ class OwnPart:
 
     def probabilities(self, state: State) -> Tensor:
         """Those of these scores, in their dtype."""
+        return self.supported(state)[0]
+
+    def supported(self, state: State) -> tuple[Tensor, Tensor | None]:
+        """(the same; which of the scores may have some, None for all)."""
         if self.has_shares:
-            return self.slope(state, self.rows.tau)
+            return self.slope(state, self.rows.tau), None
         p, where = self.rows.sparse(self.read, state)
-        return spread(p.to(self.x.dtype), where, self.read)
+        return spread(p.to(self.x.dtype), where, self.read), where
 
     def slope(self, state: State, g: float | Tensor) -> Tensor:
         """g p/τ, g [..., 1], in the dtype of the scores: the gradient by them of g V where ∂V/∂(x/τ) = p."""

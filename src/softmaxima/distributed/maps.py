@@ -115,7 +115,7 @@ class _SharedMap(torch.autograd.Function):
         shared = share(x.detach(), tau, values)
         with shared.ranks.working(shared.name):
             state, _ = shared.state()
-            p, where = shared.probabilities(state)
+            p, where = shared.own.supported(state)
         ctx.share, ctx.ranks, ctx.map = share, shared.ranks, map
         save(ctx, state, where, x, tau, values)
         ctx.kept = Kept(shared.mask)

@@ -51,27 +51,19 @@ class Shared:
 
     def exchanged(self, own: State, known: State | None, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(the state of whole rows in a pass of which `own` is this rank's, what each has beside)."""
-        identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.own.part, known)
+        identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.own.read, known)
         every, others = self._gathered(own, identity, beside)
         self._check(every)
         return merged(every, self.rows.merge, self.name), others
-
-    def probabilities(self, state: State) -> tuple[Tensor, Tensor | None]:
-        """(those of own scores, in their dtype; which of them may have some, None for all)."""
-        own = self.own
-        if own.has_shares:
-            return own.probabilities(state), None
-        p, where = self.rows.sparse(own.part, state)
-        return spread(narrowed(p, self.x.dtype), where, own.part), where
 
     def pull(self, g: Tensor, state: State, where: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """(∂⟨g, p⟩/∂x in the dtype of own scores, what these add to that by temperature and parameters, in float64).
 
         `where` is which of them may have a probability: those alone are read, and the others have the gradient 0.
         """
-        whole, part, g = self.own.part, self.own.part, g.double()
-        if where is not None:
-            part, g = replace(part, x=part.x.gather(-1, where)), g.gather(-1, where)
+        whole = self.own.narrow
+        part = self.own.part if where is None else replace(whole, x=whole.x.gather(-1, where).double())
+        g = (g if where is None else g.gather(-1, where)).double()
         sums, _ = self.exchanged_sums(self.rows.begin_pull(part, g, state))
         v, learned = self.rows.pull(part, g, state, sums)
         return spread(narrowed(v, self.x.dtype), where, whole), learned
