@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.bench.clocks import Quotient
+from softmaxima.bench.clocks import Clock, Quotient, clock_of
 from softmaxima.bench.machine import commit, installed, machine, versions
 from softmaxima.core.writing import finite, write_text
 
@@ -71,20 +70,22 @@ class Benchmark:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def bench(edges: int, tasks: Sequence[str], passes: int, starting: Callable[[str], None]) -> Benchmark:
+def bench(edges: int, tasks: Sequence[str], passes: int, starting: Callable[[str], None], device: str = "cpu") -> Benchmark:
     """Measure the tasks on a graph of so many edges, in order and in any."""
+    clock = clock_of(device)
     index, nodes = power_law(edges)
-    x = torch.randn(edges, generator=torch.Generator().manual_seed(1))
-    orders = {ORDERS[0]: index, ORDERS[1]: index[torch.randperm(edges, generator=torch.Generator().manual_seed(2))]}
+    index = index.to(device)
+    x = torch.randn(edges, generator=torch.Generator().manual_seed(1)).to(device)
+    orders = {ORDERS[0]: index, ORDERS[1]: index[torch.randperm(edges, generator=torch.Generator().manual_seed(2)).to(device)]}
     results = []
     for task, step in itertools.product(tasks, STEPS):
         starting(f"{task}, {step}")
-        results += [_measure(Case(task, step, order), x, own, nodes, passes) for order, own in orders.items()]
+        results += [_measure(Case(task, step, order), x, own, nodes, passes, clock) for order, own in orders.items()]
     to = torch.empty_like(x)
-    copy = median(_seconds(lambda: to.copy_(x)) for _ in range(2 * passes + 1))
-    found = {**versions(), **installed("torch-geometric")}
+    copy = median(clock.burst(lambda: to.copy_(x), 2 * passes + 1))
+    found = {**versions(device), **installed("torch-geometric")}
     largest = int(index.bincount().max()) if edges else 0
-    return Benchmark(edges, nodes, largest, copy, results, date.today().isoformat(), commit(), machine(), found)
+    return Benchmark(edges, nodes, largest, copy, results, date.today().isoformat(), commit(), machine(device), found)
 
 
 def power_law(edges: int) -> tuple[Tensor, int]:
@@ -98,15 +99,15 @@ def power_law(edges: int) -> tuple[Tensor, int]:
     return torch.arange(nodes).repeat_interleave(degrees), nodes
 
 
-def _measure(case: Case, x: Tensor, index: Tensor, nodes: int, passes: int) -> Result:
+def _measure(case: Case, x: Tensor, index: Tensor, nodes: int, passes: int, clock: Clock) -> Result:
     calls = dict(_ways(case, x, index, nodes))
-    values = {way: call() for way, call in calls.items()}
+    values = {way: call().cpu() for way, call in calls.items()}
     turns: dict[str, dict[int, list[float]]] = {way: {} for way in calls}
     for number, (way, call) in itertools.product(range(passes), calls.items()):
-        turns[way][number] = [_seconds(call)]
+        turns[way][number] = clock.burst(call, 1)
     seconds = {way: median(itertools.chain.from_iterable(each.values())) for way, each in turns.items()}
     ratios = {way: quotient for way in calls if way != OURS and (quotient := Quotient.of(turns[way], turns[OURS])) is not None}
-    return Result(case, seconds, ratios, problem_of(case, values, x, index, nodes))
+    return Result(case, seconds, ratios, problem_of(case, values, x.cpu(), index.cpu(), nodes))
 
 
 def problem_of(case: Case, values: Mapping[str, Tensor], x: Tensor, index: Tensor, nodes: int) -> str:
@@ -164,12 +165,6 @@ DEFINITIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _seconds(call: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
-
-
 def _ways(case: Case, x: Tensor, index: Tensor, nodes: int) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Ours with segments that are known, as those of all layers but the first are; with an index; and torch_geometric's."""
     segments = sm.Segments(index, nodes)
@@ -191,7 +186,7 @@ def _step(case: Case, function: Callable[[Tensor], Tensor], x: Tensor) -> Callab
         return lambda: function(x)
     own = x.clone().requires_grad_()
     shape = function(x).shape
-    g = _sensitivity(shape)
+    g = _sensitivity(shape).to(x.device)
     return lambda: torch.autograd.grad(function(own), own, g)[0]
 
 

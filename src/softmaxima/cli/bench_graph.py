@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -19,10 +19,11 @@ def bench_graph(
     *,
     tasks: Annotated[list[str] | None, Parameter(help="Without it: softmax, logsumexp and sparsemax.", negative=())] = None,
     edges: Annotated[int | None, Parameter(help="Without it: 10000000, or 100000 with --quick.")] = None,
+    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to measure.")] = "cpu",
     json: Annotated[Path | None, Parameter(help="A file for everything that was measured, with machine and versions.")] = None,
     quick: Annotated[bool, Parameter(help="A first look: few edges, and few repetitions.", negative=())] = False,
 ) -> None:
-    """Measure maps and sums over the edges of each node of a graph, of a power law of degrees, forward and backward, on the CPU.
+    """Measure maps and sums over the edges of each node of a graph, of a power law of degrees, forward and backward.
 
     Beside them: torch_geometric's softmax, and logsumexp of its scatter.
     """
@@ -40,9 +41,9 @@ def bench_graph(
         count = check_count(command, "edges", (100_000 if quick else EDGES) if edges is None else edges)
     except (TypeError, ValueError) as error:
         fail(error)
-    measuring.check_place("cpu", json)
+    measuring.check_place(device, json)
     with measuring.announcing(2 * len(chosen)) as starting:
-        benchmark = bench(count, chosen, 2 if quick else PASSES, starting)
+        benchmark = bench(count, chosen, 2 if quick else PASSES, starting, device)
     measuring.show_and_write(benchmark, _show, write, json)
     measuring.check_results(benchmark.results)
 

@@ -44,7 +44,7 @@ def made_with(benchmark: Benchmark) -> str:
         f"float32, a copy takes {seconds(benchmark.copy)} s",
         benchmark.date,
         *commit,
-        str(benchmark.machine["processor"]),
+        str(benchmark.machine.get("device", benchmark.machine["processor"])),
         f"{benchmark.machine['threads']} threads",
     ]
     return ", ".join([*facts, f"torch {benchmark.versions['torch']}, torch_geometric {benchmark.versions['torch-geometric']}"])
