@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from softmaxima.cli import main
 from softmaxima.kernels.devices import has_kernel
@@ -30,6 +30,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_TRITON = os.environ.get("SOFTMAXIMA_BACKEND") == "triton"
+DEVICE = "cuda" if ON_TRITON and not INTERPRETED else "cpu"  # of tensors for kernels that conftest does not bring there
 if INTERPRETED:
     import triton.language
     from triton.language import standard
@@ -71,14 +72,19 @@ if INTERPRETED:
     interpreter.InterpreterBuilder.create_dot = multiplied
 
 elif ON_TRITON:
-    # On a GPU, where the tensors of the tests go and come back.
+    # On a GPU, where the tensors of the tests go and come back; those that are there stay.
     from softmaxima.kernels.triton import library
 
     def there_and_back(function: Callable[..., Any]) -> Callable[..., Any]:
         def moved(value: Any, device: str) -> Any:
             return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
 
-        return lambda *arguments, **options: moved(function(*moved(arguments, "cuda"), **moved(options, "cuda")), "cpu")
+        def called(*arguments: Any, **options: Any) -> Any:
+            given = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, Tensor)]
+            result = function(*moved(arguments, "cuda"), **moved(options, "cuda"))
+            return result if all(leaf.is_cuda for leaf in given) else moved(result, "cpu")
+
+        return called
 
     for kernel in ("forward", "backward", "logsumexp", "logsumexp_backward", "loss", "scale_rows"):
         setattr(library, kernel, there_and_back(getattr(library, kernel)))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from attending import agree, learning
-from conftest import INTERPRETED
+from conftest import DEVICE
 from softmaxima.attn import fused, naive
 from softmaxima.attn.arguments import Request, check_request
 
@@ -27,7 +27,6 @@ from softmaxima.kernels.triton.attention import Blocks
 
 pytestmark = pytest.mark.gpu
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
 # Of the largest value: products of halves round p and ∂x to halves.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 MAPS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -19,10 +19,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import softmaxima as sm
-from conftest import DTYPES, TOLERANCE, Case, at_most, normal
+from conftest import DEVICE, DTYPES, TOLERANCE, Case, at_most, normal
 from softmaxima.kernels import native_segments
 
 INFINITY = math.inf
+
+
+def on_the_device(*values: Any) -> list[Any]:
+    return [value.to(DEVICE) if isinstance(value, Tensor) else value for value in values]
 
 
 def members(index: Tensor, s: int) -> Tensor:
@@ -67,7 +71,8 @@ def test_a_map_of_segments_is_the_map_of_each(case: Case, problem: tuple[Tensor,
     if where is not None and not case.claims.order_preserving:
         where = None  # what Taylor's polynomials make of scores below their root, a mask does not
     expected = defined(case, own, index, segments, where, tau)
-    result = sm.segment_map(case.map, own, index, segments, temperature=tau, where=where, **case.params)
+    own, index, tau, where = on_the_device(own, index, tau, where)
+    result = sm.segment_map(case.map, own, index, segments, temperature=tau, where=where, **case.params).cpu()
     assert result.dtype == dtype
     scale = 1 + expected.abs().nan_to_num(0, 0, 0)
     close = ((result.double() - expected).abs() <= 4 * TOLERANCE[dtype] * scale) | (result.double() == expected)
@@ -101,10 +106,11 @@ def test_sums_of_segments_have_all_digits(problem: tuple[Tensor, Tensor, int], d
     own = (x + offset).to(dtype)
     expected = sums(own.double(), index, segments, tau)
     units = 4 * torch.finfo(dtype).eps * expected.abs().nan_to_num(0, 0, 0) + torch.finfo(dtype).tiny
-    result = sm.segment_logsumexp(own, index, segments, temperature=tau)
+    there, index_there, tau = on_the_device(own, index, tau)
+    result = sm.segment_logsumexp(there, index_there, segments, temperature=tau).cpu()
     assert (((result.double() - expected).abs() <= units) | (result.double() == expected)).all(), (result, expected)
     count = torch.zeros_like(expected).index_add_(0, index, torch.ones(own.shape, dtype=torch.float64))
-    mean = sm.segment_log_mean_exp(own, index, segments, temperature=tau)
+    mean = sm.segment_log_mean_exp(there, index_there, segments, temperature=tau).cpu()
     units = 4 * torch.finfo(dtype).eps * (expected.abs() + count.log().abs()).nan_to_num(0, 0, 0) + torch.finfo(dtype).tiny
     assert (((mean.double() - (expected - count.log())).abs() <= units) | (expected == -INFINITY)).all()
 
@@ -162,9 +168,13 @@ def test_many_segments_in_any_order_and_shape(name: str, shape: tuple[int, ...],
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "entmax15"])
 def test_gradients_are_those_of_each_segment(name: str, dtype: torch.dtype):
     elements, segments = 35_000, 3000
-    index, where = graph(elements, segments, 1), normal(elements, 2, seed=3) > -3
-    tau = torch.rand(segments, 1, dtype=torch.float64) + 0.5
-    x, g = normal(elements, 2, dtype=dtype).requires_grad_(), normal(elements, 2, seed=1, dtype=dtype)
+    index, where = on_the_device(graph(elements, segments, 1), normal(elements, 2, seed=3) > -3)
+    x, g, tau = on_the_device(
+        normal(elements, 2, dtype=dtype),
+        normal(elements, 2, seed=1, dtype=dtype),
+        torch.rand(segments, 1, dtype=torch.float64) + 0.5,
+    )
+    x.requires_grad_()
     wide = x.detach().double().requires_grad_()
     expected = sm.segment_map(name, wide, index, segments, temperature=tau, where=where)  # by rows, in float64
     own = sm.segment_map(name, x, index, segments, temperature=tau, where=where)
@@ -174,7 +184,7 @@ def test_gradients_are_those_of_each_segment(name: str, dtype: torch.dtype):
     scale = 40 if dtype in (torch.bfloat16, torch.float16) else 10  # of J from p that was rounded
     torch.testing.assert_close(slope.double(), wanted, atol=scale * TOLERANCE[dtype], rtol=scale * torch.finfo(dtype).eps)
     own_sums, wide_sums = (sm.segment_logsumexp(v, index, segments, temperature=tau, where=where) for v in (x, wide))
-    h = torch.where(own_sums > -INFINITY, normal(segments, 2, seed=2, dtype=dtype), 0)
+    h = torch.where(own_sums > -INFINITY, normal(segments, 2, seed=2, dtype=dtype).to(DEVICE), 0)
     (slope,) = torch.autograd.grad(own_sums, x, h)
     (wanted,) = torch.autograd.grad(wide_sums, wide, h.double())
     torch.testing.assert_close(slope.double(), wanted, atol=4 * TOLERANCE[dtype], rtol=4 * torch.finfo(dtype).eps)
@@ -325,27 +335,29 @@ def test_hard_scores_stay_in_their_segment(order: str, offset: float, dtype: tor
         ],
         dtype=torch.float64,
     ).add(offset)
-    x = (rows.flatten() if order == "sorted" else rows.T.flatten()).to(dtype).requires_grad_()
+    x, index = on_the_device((rows.flatten() if order == "sorted" else rows.T.flatten()).to(dtype), index)
+    x.requires_grad_()
     own = (lambda v: v.view(6, 3)) if order == "sorted" else (lambda v: v.view(3, 6).T)
     p = own(sm.segment_softmax(x, index))
     third = 1 / 3
     expected = torch.tensor([[third] * 3, [0.0] * 3, [0.5, 0.0, 0.5], [math.nan] * 3, [math.nan] * 3], dtype=torch.float64)
-    torch.testing.assert_close(p[:5].double(), expected, atol=TOLERANCE[dtype], rtol=0, equal_nan=True)
+    torch.testing.assert_close(p[:5].double().cpu(), expected, atol=TOLERANCE[dtype], rtol=0, equal_nan=True)
     total = sm.segment_logsumexp(x, index)
     assert total[1] == -INFINITY
     assert total[3].isnan()
     assert total[4] == INFINITY
     (slope,) = torch.autograd.grad(total[[0, 1, 2, 4]].sum(), x)
     expected = torch.tensor([[third] * 3, [0.0] * 3, [0.5, 0.0, 0.5], [0.5, 0.0, 0.5]], dtype=torch.float64)
-    torch.testing.assert_close(own(slope)[[0, 1, 2, 4]].double(), expected, atol=TOLERANCE[dtype], rtol=0)
+    torch.testing.assert_close(own(slope)[[0, 1, 2, 4]].double().cpu(), expected, atol=TOLERANCE[dtype], rtol=0)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", [[0, 1, 0, 1], [0, 0, 1, 1]])
 def test_no_slope_is_read_where_a_probability_is_0(order: list[int]):
-    index = torch.tensor(order)
-    x = torch.tensor([0.0, 0.0, -INFINITY, 0.0] if order == [0, 1, 0, 1] else [0.0, -INFINITY, 0.0, 0.0]).requires_grad_()
-    g = torch.where(x > -INFINITY, torch.tensor([1.0, 2.0, 3.0, 4.0]), math.nan)
+    index = torch.tensor(order, device=DEVICE)
+    scores = [0.0, 0.0, -INFINITY, 0.0] if order == [0, 1, 0, 1] else [0.0, -INFINITY, 0.0, 0.0]
+    x = torch.tensor(scores, device=DEVICE, requires_grad=True)
+    g = torch.where(x > -INFINITY, torch.tensor([1.0, 2.0, 3.0, 4.0], device=DEVICE), math.nan)
     (slope,) = torch.autograd.grad(sm.segment_softmax(x, index), x, g)
     assert slope.isfinite().all()
     assert slope[x == -INFINITY] == 0
