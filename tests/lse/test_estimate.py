@@ -161,6 +161,16 @@ def test_no_claim_comes_before_half_of_a_budget_or_two_million_scores(method: st
         assert options or found.certificate == "deterministic"
 
 
+def test_no_claim_comes_before_a_twentieth_of_the_time_of_a_pass():
+    """Scores that a look at two thousand would settle, of a million rows of 512 numbers."""
+    n, d = 1_000_000, 512
+    rows = (0.5 / d * torch.randn(n, 1, generator=torch.Generator().manual_seed(0))).expand(n, d)
+    source = sm.InnerProduct(rows, torch.ones(d))
+    found, times = sm.estimate(source, 0.05, generator=0), source.times(1)
+    assert found.certificate == "asymptotic"
+    assert found.draws >= 0.05 * n * times.score / times.draw > 4000
+
+
 @at_most(40)
 @given(
     st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),

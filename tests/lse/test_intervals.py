@@ -143,6 +143,32 @@ def test_an_interval_holds_the_exact_value_at_every_magnitude(name: str, case: t
             assert math.isfinite(high)
 
 
+# Bounds that are equalities on rows with a zero on top and the other scores far below: only their roundings keep the truth inside.
+EQUALITIES: dict[str, Callable[[Tensor, float], Ends]] = {
+    "gap": lambda x, tau: ends(sm.gap_bounds(x, x.shape[1], temperature=tau)),
+    "adaptive": lambda x, tau: ends(sm.adaptive_bounds(x, float(-x.min() / tau), temperature=tau)),  # of one row of two levels
+    "shannon": lambda x, tau: ends(sm.renyi_bounds(x, sm.softmax(x, temperature=tau), temperature=tau)),
+    "lipschitz": lambda x, tau: ends(sm.lipschitz_bounds(x, x, temperature=tau)),
+    "lipschitz moved": lambda x, tau: ends(sm.lipschitz_bounds(x, x - 10, temperature=tau)),
+    "sparsified": lambda x, tau: ends(sm.sparsified_logsumexp(x, 1e-300, temperature=tau).interval),
+    "robust": INTERVALS["robust"],
+}
+
+
+@pytest.mark.parametrize("name", EQUALITIES)
+@pytest.mark.parametrize(("n", "nearest", "furthest"), [(2, 10, 30), (3, 10, 20), (8, 20, 60)])
+def test_an_interval_holds_the_exact_value_where_its_bound_is_an_equality(name: str, n: int, nearest: int, furthest: int):
+    uniform = torch.rand(40, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    x = -(nearest + (furthest - nearest) * uniform)
+    x[:, 0] = 0
+    if name == "adaptive":
+        x[:, 1:] = x[:, 1:2]
+    for rows in x.split(1 if name == "adaptive" else len(x)):
+        lower, upper = EQUALITIES[name](rows, 0.7)
+        for low, high, row in zip(lower, upper, rows.tolist(), strict=True):
+            assert_between(float(low), float(high), row, 0.7)
+
+
 @pytest.mark.parametrize("form", ["trimmed", "winsorized"])
 @at_most(40)
 @given(case=hard_rows(), proportion=st.floats(0, 0.49), data=st.data())

@@ -79,6 +79,28 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(scale: float):
     assert held >= 48  # 54 of 60, less 2.6 standard deviations
 
 
+@pytest.mark.parametrize("confidence", [0.8, 0.9, 0.95])
+def test_a_half_width_is_as_many_standard_errors_as_squares_of_normal_numbers_need(confidence: float):
+    """A needle is in one direction, whose square is all that differs among probes: sixteen of them at least."""
+    needle = torch.zeros(40, dtype=torch.float64)
+    needle[0] = 8.0
+    estimate = sm.matrix_logsumexp(
+        lambda V: needle[:, None] * V,
+        size=40,
+        method="lanczos",
+        deflation=0,
+        confidence=confidence,
+        tolerance=20.0,
+        max_probes=17,
+        generator=generator(),
+    )
+    errors = math.expm1(float(estimate.upper - estimate.value)) / float(estimate.standard_error)
+    squares = np.random.default_rng(0).standard_normal((100_000, 16)) ** 2
+    statistics = np.abs(squares.mean(1) - 1) / squares.std(1, ddof=1) * 4
+    needed = max(np.quantile(statistics, confidence), scipy.stats.t.isf((1 - confidence) / 2, 16))
+    assert errors == pytest.approx(needed, rel=0.02)
+
+
 def test_more_probes_are_taken_until_the_interval_is_as_narrow_as_asked():
     X = symmetric(200)
     wide, narrow = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from softmaxima.experiments import policies
 from softmaxima.experiments.policies import Method, Trained
@@ -105,6 +107,24 @@ def test_ratios_are_of_restricted_means_on_seeds_that_did_not_choose(tmp_path: P
     assert [line.x[0] for line in lines] == [policies.tested(each).mean() for each in found]
     assert [len(dot.x) for dot in dots] == [policies.TESTED_ON - policies.unsolved(each) for each in found]
     assert len({line.y for line in lines}) == len(found)  # a row each
+
+
+def test_a_difference_that_one_comparison_would_show_is_not_shown_among_many():
+    """Means 2.6 standard errors apart: beyond 2.2 of two comparisons at 95 % together, within 3.1 of twenty-four."""
+    shape = np.resize([-6.0, -2.0, 2.0, 6.0], policies.TESTED_ON)
+    error = math.sqrt(2 * shape.var() / policies.TESTED_ON)
+    slow, fast = (shape + 60 + side * 1.3 * error for side in (1, -1))
+
+    def task(name: str) -> list[Trained]:
+        return [made(name, "fixed", "fixed", 60, slow.tolist()), made(name, "held", "adaptive", 60, fast.tolist())]
+
+    alone, among = task("T"), [each for k in range(12) for each in task(f"T{k or ''}")]
+    assert ", faster, twice as fast is ruled out" in policies.verdict(alone, "T")
+    assert ", no difference is shown, twice as fast is ruled out" in policies.verdict(among, "T")
+    for comparisons in (1, 2, 24):
+        r, quantile = policies.ratio(*alone, comparisons), scipy.stats.norm.isf(0.025 / comparisons)
+        half = quantile * error / 60  # of a ratio near 1
+        assert (r.high - r.low) / 2 == pytest.approx(half, rel=0.1)
 
 
 def test_of_an_even_number_both_in_the_middle_are_compared_and_what_is_said_holds_of_both():

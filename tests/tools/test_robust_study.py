@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+import scipy.stats
 import torch
 from torch import nn
 
@@ -111,6 +113,28 @@ def test_a_verdict_follows_the_gain():
     )
     assert none["temperature-defence"].startswith("at test time it does not hold")
     assert "leaves no more at any of them" in none["temperature-defence"]
+
+
+def test_the_verdict_of_thirty_percent_turns_where_the_end_of_the_interval_does_and_not_its_mean():
+    """Sparsemax wins so many pictures more that the lower end of the interval is at 30 % of what softmax reaches."""
+    pictures, comparisons = 540, len(list(robustness_study.gains(planted())))
+    quantile = scipy.stats.t.isf(0.05 / 2 / comparisons, pictures - 1)
+    low = lambda won: won / pictures - quantile * math.sqrt(won / pictures * (1 - won / pictures) / (pictures - 1))
+    high = lambda won: 2 * won / pictures - low(won)
+    base = fmean(planted().trained[WAYS.index(SPARSEMAX)].accuracies["all"])
+    enough = next(won for won in range(pictures) if low(won) >= 0.3 * base)
+    possible = next(won for won in range(pictures) if high(won) >= 0.3 * base)
+    assert possible < 0.3 * base * pictures < enough - 10
+
+    def verdict(won: int) -> str:
+        rows = tuple(6 if row < 216 + won else 0 for row in range(pictures))  # softmax has the first 216
+        level = 0.4 + won / pictures
+        study = planted(of_sparsemax({"gradients": level, "black box": level + 0.1, "all": level}, rows))
+        return robustness_study.verdicts(study)["robust-30"].partition(";")[0]
+
+    assert verdict(enough) == "holds for sparsemax (plain)"
+    assert verdict(enough - 1) == verdict(possible) == "does not hold, and is not excluded for sparsemax (plain)"
+    assert verdict(possible - 1) == "does not hold"
 
 
 def test_what_other_pictures_would_give_is_in_the_interval():
