@@ -54,6 +54,29 @@ def write_feather_v1(path: Path, x: np.ndarray) -> None:
         feather.write_feather(pyarrow.table({"id": np.arange(x.size), "score": x.ravel()}), path, version=1)
 
 
+def write_lists(path: Path, x: np.ndarray) -> None:
+    """Of no scores, one, two and so on."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    cuts = np.cumsum(np.arange(x.size))
+    lists = [part.tolist() for part in np.split(x.ravel(), cuts[cuts < x.size])]
+    parquet.write_table(pyarrow.table({"score": pyarrow.array(lists, pyarrow.list_(pyarrow.float32()))}), path, row_group_size=7)
+
+
+def write_vectors(path: Path, x: np.ndarray) -> None:
+    pyarrow, feather = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.feather")
+    vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), x.shape[-1])
+    feather.write_feather(pyarrow.table({"id": np.arange(len(vectors)), "score": vectors}), path, chunksize=7)
+
+
+def separated(mark: str, point: str) -> Callable[[Path, np.ndarray], None]:
+    def write(path: Path, x: np.ndarray) -> None:
+        pytest.importorskip("pyarrow")
+        rows = (f"{i}{mark}name{mark}{score!r}".replace(".", point) for i, score in enumerate(x.ravel().tolist()))
+        path.write_text("\n".join([mark.join(("id", "name", "score")), *rows]))
+
+    return write
+
+
 def csv_bytes(x: np.ndarray) -> bytes:
     pytest.importorskip("pyarrow")
     rows = (f"{i},name {i},{score!r}" for i, score in enumerate(x.ravel().tolist()))
@@ -99,6 +122,18 @@ def write_hdf5(path: Path, x: np.ndarray) -> None:
         file["id"] = np.arange(3)
 
 
+def fields(x: np.ndarray) -> np.ndarray:
+    """The scores as rows in a field within a field."""
+    table = np.zeros(len(x), [("id", "i2"), ("held", [("score", "f4", x.shape[1:])])])
+    table["held"]["score"] = x
+    return table
+
+
+def write_hdf5_fields(path: Path, x: np.ndarray) -> None:
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        file.create_dataset("model", data=fields(x), chunks=(7,))
+
+
 def write_zarr(path: Path, x: np.ndarray) -> None:
     group = pytest.importorskip("zarr").open_group(path, mode="w")
     group.create_array("score", data=x, chunks=(7, 5))
@@ -120,16 +155,21 @@ FORMATS: dict[str, tuple[str, tuple[str, ...], Callable[[Path, np.ndarray], None
     "fortran": (".npy", (), write_fortran),
     "big-endian": (".npy", (), lambda path, x: np.save(path, x.astype(">f4"))),
     "structured": (".npy", ("--column=score",), write_structured),
+    "fields": (".npy", ("--column=held.score",), lambda path, x: np.save(path, fields(x))),
     "npz": (".npz", ("--column=score",), lambda path, x: np.savez(path, score=x, id=np.arange(3))),
     "compressed": (".npz", (), lambda path, x: np.savez_compressed(path, score=x)),
     "raw": (".bin", ("--dtype=float32",), lambda path, x: x.tofile(path)),
     "text": (".txt", (), lambda path, x: np.savetxt(path, x, delimiter=",")),
     "parquet": (".parquet", ("--column=score",), write_parquet),
+    "lists": (".parquet", (), write_lists),
+    "vectors": (".feather", ("--column=score",), write_vectors),
     "arrow": (".arrow", ("--column=score",), write_arrow),
     "feather": (".feather", ("--column=score",), write_arrow),
     "arrow stream": (".arrow", ("--column=score",), write_arrow_stream),
     "feather 1": (".feather", ("--column=score",), write_feather_v1),
     "csv": (".csv", ("--column=score",), lambda path, x: path.write_bytes(csv_bytes(x))),
+    "semicolons": (".csv", ("--column=score",), separated(";", ",")),
+    "tabs": (".tsv", ("--column=score",), separated("\t", ".")),
     "bare csv": (".csv", (), lambda path, x: path.write_bytes(bare_csv_bytes(x))),
     "npy.gz": (".npy.gz", (), gzipped(npy_bytes)),
     "csv.gz": (".csv.gz", ("--column=score",), gzipped(csv_bytes)),
@@ -140,5 +180,6 @@ FORMATS: dict[str, tuple[str, tuple[str, ...], Callable[[Path, np.ndarray], None
     "csv.zst": (".csv.zst", ("--column=score",), zstandard(csv_bytes)),
     "arrow stream.zst": (".arrows.zst", ("--column=score",), zstandard(stream_bytes)),
     "hdf5": (".h5", ("--column=/model/score",), write_hdf5),
+    "hdf5 fields": (".h5", ("--column=model/held/score",), write_hdf5_fields),
     "zarr": (".zarr", ("--column=score",), write_zarr),
 }

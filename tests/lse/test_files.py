@@ -125,6 +125,28 @@ def test_raw_memory_of_every_dtype(name: str, tmp_path: Path):
     assert float(state.value) == pytest.approx(float(torch.logsumexp(x.double(), 0)), rel=1e-15)
 
 
+def test_two_bytes_without_a_kind_are_bfloat16(tmp_path: Path):
+    x = torch.from_numpy(scores(1000)).bfloat16()
+    np.save(tmp_path / "x.npy", x.view(torch.int16).numpy().view("V2"))
+    state = sm.file_logsumexp(tmp_path / "x.npy")
+    assert (state.n, float(state.value)) == (1000, pytest.approx(float(x.double().logsumexp(0)), rel=1e-14))
+    np.save(tmp_path / "x.npy", np.zeros(3, "V3"))
+    with pytest.raises(InputError, match=r"holds \|V3; .*two bytes without a kind are read as bfloat16"):
+        sm.file_logsumexp(tmp_path / "x.npy")
+
+
+def test_a_dataset_of_nothing_sums_to_nothing(tmp_path: Path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["null"], file["none"], file["one"] = h5py.Empty("f4"), np.zeros((0, 3)), 3.5
+    sums = {name: sm.file_logsumexp(tmp_path / "x.h5", column=name) for name in ("null", "none", "one")}
+    assert {name: (state.n, float(state.value)) for name, state in sums.items()} == {
+        "null": (0, -math.inf),
+        "none": (0, -math.inf),
+        "one": (1, 3.5),
+    }
+
+
 @pytest.mark.parametrize("name", ["float64", "float32", "float16", "int64", "uint16", "int8", "bool"])
 @pytest.mark.parametrize("n", [0, 1, 2, 65_537])
 def test_arrays_of_every_dtype_and_length(n: int, name: str, tmp_path: Path):
@@ -354,8 +376,8 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
         ("a,b\n" + "1,2\n" * 999 + "1,\x01\n", ("--column=b",), "column 'b' is not numeric: row 1001 holds '\\x01'"),
         ("1\nx\n", (), "column 'f0' is not numeric: row 2 holds 'x'"),
         ("a,b\n1,2\n3\n", ("--column=b",), "row 3 has 1 columns, and the first row 2; give every row as many"),
-        ("a;b\n1;2\n", (), "its columns seem to be separated by ';'; save it with commas"),
-        ("1\t2\n", ("--column=f1",), "its columns seem to be separated by '\\t'"),
+        ("a;b\n1;2\n", (), "name one of its columns with --column: 'a', 'b'"),
+        ("1\t2\n", ("--column=f2",), "there is no column 'f2'; choose --column among: 'f0', 'f1'"),
         ("1,x\n2,y\n", (), "with --column: '1', 'x'; its first line was taken for the header"),
         ("1,2\n3,4\n", (), "name one of its columns with --column: 'f0', 'f1'"),
         ("a,a\n1,2\n", ("--column=a",), "2 columns are called 'a'; rename all but one"),

@@ -25,10 +25,10 @@ import polars as pl
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.values import NUMBER_LIKE, Known, as_float, is_missing, values_of
 from softmaxima.experiments.wording import named, rows
+from softmaxima.streams.formats import separator_of
 
 ARCHIVES = (".gz", ".zip")
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
-SEPARATORS = ("\t", ";", "|", ",")  # the first of those that fit equally well: a comma may be a decimal one
 SAMPLE = 200_000  # characters by which the separator is recognised
 FIRST_ROWS = 200  # by which the header is
 NUMBERED = re.compile(r"column [1-9][0-9]*")
@@ -150,7 +150,7 @@ def _read_text(content: bytes, known: Known) -> Reading:
     sample = list(islice(io.StringIO(text[: text.find("\n", SAMPLE) + 1] or text), 1000))
     if not any(map(str.strip, sample)):
         raise InputError(f"cannot be read as CSV (it is empty); {REPAIRS['CSV']}")
-    separator, width = _separator(sample)
+    separator, width = separator_of(sample)
     untrainable = None
     if width == 1:
         untrainable = (
@@ -211,24 +211,6 @@ def _is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _separator(sample: Sequence[str]) -> tuple[str, int]:
-    """The separator that cuts the most lines into one number of columns, and that number; a comma and 1 where none cuts."""
-
-    def cut(separator: str) -> tuple[float, int]:
-        try:
-            widths = Counter(
-                len(fields) for fields in csv.reader(sample, delimiter=separator, skipinitialspace=True) if any(fields)
-            )
-        except csv.Error:  # a line that it does not cut is longer than a field may be
-            return 0.0, 1
-        width, lines = max(widths.items(), key=lambda item: item[1], default=(1, 0))
-        return (lines / widths.total(), width) if width > 1 else (0.0, 1)
-
-    found = {separator: cut(separator) for separator in SEPARATORS}
-    separator = max(SEPARATORS, key=lambda separator: found[separator][0])
-    return (separator, found[separator][1]) if found[separator][1] > 1 else (",", 1)
 
 
 def _strings(text: str, separator: str, width: int) -> pl.DataFrame:

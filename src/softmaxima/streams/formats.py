@@ -21,6 +21,7 @@ import sys
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
 PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
+SEPARATORS = ("\t", ";", "|", ",")  # of columns, the first of those that fit equally well: a comma may be a decimal one
+SAMPLE = 1000  # lines by which the separator is recognised
 _MAGIC = b"\x93NUMPY"
 _GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -75,9 +78,12 @@ class Scores:
 def open_scores(path: Place, column: str | None = None, dtype: str | None = None) -> Scores:
     """The scores in a file, by its suffix; with a `dtype`, of raw memory in the machine's byte order.
 
-    `column` names the array of an NPZ, the field of a structured NPY, the column of a table, the dataset of an HDF5 or Zarr file;
-    it may be left out where there is only one. "-" is standard input, and a named pipe is read as it is. A suffix .gz or .zst is of
-    the compression, and the suffix before it of the format. Raises InputError.
+    `column` names the array of an NPZ, the field of a structured NPY ("position.x" of a field within a field), the column of a
+    table, the dataset of an HDF5 or Zarr file ("data/x" of a field of HDF5); it may be left out where there is only one. All
+    numbers of an array in a field, and of lists in a column, are scores. Columns of CSV may be separated by tabs, semicolons or
+    |, and then decimals by commas. Two bytes without a kind, as ml_dtypes saves bfloat16 in NPY, are read as that. "-" is
+    standard input, and a named pipe is read as it is. A suffix .gz or .zst is of the compression, and the suffix before it of
+    the format. Raises InputError.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -173,7 +179,7 @@ def _npy(path: Place, column: str | None) -> Scores:
     with path.open("rb") as file:
         dtype, count = _header(file, str(path))
         offset = file.tell()
-    items, field = _field(str(path), dtype, column)
+    items = _items(str(path), dtype, column)
     held = path.stat().st_size - offset
     if held < count * dtype.itemsize:
         raise InputError(
@@ -181,7 +187,7 @@ def _npy(path: Place, column: str | None) -> Scores:
         )
     if held > count * dtype.itemsize:
         raise _too_long(str(path), count)
-    return _plain(path, offset, count, items, field)
+    return _plain(path, offset, count, items)
 
 
 def _too_long(name: str, count: int) -> InputError:
@@ -194,15 +200,22 @@ def _raw(path: Place, column: str | None, dtype: str) -> Scores:
     count, rest = divmod(path.stat().st_size, plain.itemsize)
     if rest:
         raise InputError(f"{path}: {path.stat().st_size} bytes are no whole number of {dtype}; check `dtype`, or copy it again")
-    return _plain(path, 0, count, plain, None, bfloat16=dtype == "bfloat16")
+    return _plain(path, 0, count, _Items(plain))
 
 
-def _plain(path: Place, offset: int, count: int, dtype: np.dtype, field: str | None, bfloat16: bool = False) -> Scores:
-    scores = dtype[field] if field is not None else dtype
-    item = dtype.itemsize
+def _plain(path: Place, offset: int, length: int, items: _Items) -> Scores:
+    """Of a file that holds so many items from an offset on."""
+    item, each = items.dtype.itemsize, items.each
+    count = length * each
 
     def part(start: int, stop: int) -> Iterator[Block]:
-        memory = np.empty(piece_length(item), dtype)
+        if not count:
+            return iter(())
+        blocks = map(items.scores, read(start // each, -(-stop // each)))
+        return blocks if each == 1 else _first(_skip(blocks, start % each), stop - start)
+
+    def read(start: int, stop: int) -> Iterator[np.ndarray]:
+        memory = np.empty(piece_length(item), items.dtype)
         data = memory.view(np.uint8).data
         with path.open("rb", buffering=0) as file:
             file.seek(offset + start * item)
@@ -213,30 +226,25 @@ def _plain(path: Place, offset: int, count: int, dtype: np.dtype, field: str | N
                     if not (more := file.readinto(data[filled : n * item])):
                         raise InputError(f"{path} was cut off while it was read; copy it again")
                     filled += more
-                block = memory[:n] if field is None else np.ascontiguousarray(memory[field][:n])
-                yield _bfloat16(block) if bfloat16 else block
+                yield memory[:n]
 
     def mapped() -> Block:
         if not count:
             return np.empty(0)
         try:
-            items = np.memmap(handed(path), dtype, "r", offset, (count,))
+            return items.in_place(np.memmap(handed(path), items.dtype, "r", offset, (length,)))
         except OSError as error:
             raise unreadable(str(path), error) from None
-        if bfloat16:
-            return _bfloat16(items)
-        return items if field is None else items[field]
 
-    name = "bfloat16" if bfloat16 else scores.name
     return Scores(
         str(path),
-        name,
-        item,
+        items.name,
+        item // max(each, 1),
         count,
         lambda start: part(start, count),
         part,
-        lambda: range(0, max(count, 1), piece_length(item)),
-        mapped if isinstance(path, Path) else None,
+        lambda: range(0, max(count, 1), piece_length(item) * each),
+        mapped if isinstance(path, Path) and each == 1 else None,
     )
 
 
@@ -245,17 +253,52 @@ def piece_length(itemsize: int) -> int:
     return max(1, CACHED // itemsize)
 
 
-def _bfloat16(items: np.ndarray) -> Tensor:
-    """A tensor over the same memory, for NumPy has no bfloat16."""
-    import torch  # here, for other scores do without it
+_BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16: as two bytes it is what ml_dtypes, and JAX with it, writes to NPY
 
-    from softmaxima.core.arguments import as_tensor
 
-    return as_tensor("lse", "scores", items).view(torch.bfloat16)
+@dataclass(frozen=True)
+class _Items:
+    """Items of memory, and where the scores of each are: in `fields`, one in the other, of which the last may be an array."""
+
+    dtype: np.dtype
+    fields: tuple[str, ...] = ()
+
+    @property
+    def _held(self) -> np.dtype:
+        return functools.reduce(lambda dtype, field: dtype[field], self.fields, self.dtype)
+
+    @property
+    def each(self) -> int:
+        """Scores in an item."""
+        return math.prod(self._held.shape)
+
+    @property
+    def name(self) -> str:
+        """Of the dtype of scores."""
+        return "bfloat16" if self._held.base == _BFLOAT16 else self._held.base.name
+
+    def in_place(self, items: np.ndarray) -> Block:
+        """The scores where they lie, one in an item."""
+        return self._numbers(functools.reduce(lambda array, field: array[field], self.fields, items))
+
+    def scores(self, items: np.ndarray) -> Block:
+        """The scores, one behind the other."""
+        found = functools.reduce(lambda array, field: array[field], self.fields, np.asarray(items))
+        return self._numbers(np.ascontiguousarray(found).reshape(-1))
+
+    @staticmethod
+    def _numbers(found: np.ndarray) -> Block:
+        if found.dtype != _BFLOAT16:
+            return found
+        import torch  # here, for other scores do without it
+
+        from softmaxima.core.arguments import as_tensor
+
+        return as_tensor("lse", "scores", found.view(np.int16)).view(torch.bfloat16)
 
 
 def _numpy_dtype(dtype: str) -> np.dtype:
-    return np.dtype(np.int16 if dtype == "bfloat16" else dtype)
+    return _BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def _header(file: IO[bytes], name: str) -> tuple[np.dtype, int]:
@@ -269,19 +312,29 @@ def _header(file: IO[bytes], name: str) -> tuple[np.dtype, int]:
     return dtype, math.prod(shape)
 
 
-def _field(name: str, dtype: np.dtype, column: str | None) -> tuple[np.dtype, str | None]:
-    """(dtype, the field that holds the scores, if the items have fields)."""
-    if dtype.names is None:
+def _items(name: str, dtype: np.dtype, column: str | None, what: str = "field") -> _Items:
+    """The items of an array, and the field with the scores that is asked for, or the only one."""
+    fields = dict(_fields(dtype))
+    if () in fields:
         _no_column(name, column)
-        _check_real(name, dtype)
-        return dtype, None
-    field = _choose(name, "field", dtype.names, column)
-    _check_real(name, dtype[field])
-    return dtype, field
+        chosen = ()
+    else:
+        chosen = tuple(_choose(name, what, [".".join(field) for field in fields], column).split("."))
+    _check_real(name, fields[chosen])
+    return _Items(dtype, chosen)
+
+
+def _fields(dtype: np.dtype, outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], np.dtype]]:
+    """(the names of a field and those around it, its dtype) for all that have none within; () of a dtype without fields."""
+    if dtype.names is None:
+        yield outer, dtype
+    for field in dtype.names or ():
+        yield from _fields(dtype[field], (*outer, field))
 
 
 def _check_real(name: str, dtype: np.dtype) -> None:
-    if dtype.kind not in "fiub" or dtype.itemsize > 8:
+    dtype = dtype.base  # of an array in a field
+    if dtype != _BFLOAT16 and (dtype.kind not in "fiub" or dtype.itemsize > 8):
         repair = REPAIRS.get(dtype.kind, "save numbers instead")
         raise InputError(f"{name} holds {dtype}; scores are real numbers of at most 64 bits: {repair}")
 
@@ -295,6 +348,7 @@ REPAIRS = {
     "O": "save numpy.array(x.tolist(), float), if all of it is numbers",
     "M": "dates have no exponential, so save numbers",
     "m": "save it divided by its unit, as x / numpy.timedelta64(1, 's')",
+    "V": "save it with .astype(numpy.float32), as what it was; two bytes without a kind are read as bfloat16",
 }
 
 
@@ -330,17 +384,17 @@ def _npz(path: Place, column: str | None) -> Scores:
                 dtype, count = _header(file, str(path))
     except zipfile.BadZipFile as error:
         raise unreadable(str(path), error) from None
-    dtype, field = _field(str(path), dtype, None)
+    items = _items(str(path), dtype, None)
 
     def blocks(start: int) -> Iterator[Block]:
         try:
             with zipfile.ZipFile(handed(path)) as archive, archive.open(chosen) as file:
                 _header(file, str(path))
-                yield from _skip(_streamed(file, str(path), dtype, field, count), start)
+                yield from _skip(_streamed(file, str(path), items, count), start)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise unreadable(str(path), error) from None
 
-    return Scores(str(path), dtype.name, dtype.itemsize, count, blocks)
+    return Scores(str(path), items.name, dtype.itemsize, count * items.each, blocks)
 
 
 def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> Scores:
@@ -351,14 +405,14 @@ def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> S
     file = _Rejoined(start, file)
     if dtype is not None:
         _no_column(name, column)
-        plain = _numpy_dtype(dtype)
-        scores = _streamed(file, name, plain, None, None, bfloat16=dtype == "bfloat16")
-        return Scores(name, dtype, plain.itemsize, None, lambda start: _skip(scores, start))
+        items = _Items(_numpy_dtype(dtype))
+        scores = _streamed(file, name, items, None)
+        return Scores(name, items.name, items.dtype.itemsize, None, lambda start: _skip(scores, start))
     if start == _MAGIC:
         stated, count = _header(file, name)
-        stated, field = _field(name, stated, column)
-        scores = _streamed(file, name, stated, field, count)
-        return Scores(name, stated.name, stated.itemsize, count, lambda start: _skip(scores, start))
+        items = _items(name, stated, column)
+        scores = _streamed(file, name, items, count)
+        return Scores(name, items.name, stated.itemsize, count * items.each, lambda start: _skip(scores, start))
     _no_column(name, column)
     return Scores(name, "text", 1, None, lambda start: _skip(_numbers(file, name), start))
 
@@ -440,8 +494,8 @@ def _compressed(path: Place, column: str | None, dtype: str | None, suffix: str)
             raise InputError(f"{path}: a file with the suffix {inner} is read from several places; decompress it first")
     if dtype is not None:
         _no_column(str(path), column)
-        raw = dtype
-        return stream.scores(raw, lambda file: _streamed(file, str(path), _numpy_dtype(raw), None, None, raw == "bfloat16"))
+        items = _Items(_numpy_dtype(dtype))
+        return stream.scores(items.name, lambda file: _streamed(file, str(path), items, None))
     with stream.open() as file:
         start = file.read(len(_MAGIC))
         if not start and inner in STREAMS and inner != ".txt":
@@ -457,14 +511,13 @@ def _compressed(path: Place, column: str | None, dtype: str | None, suffix: str)
 def _npy_stream(stream: Stream, column: str | None) -> Scores:
     with stream.open() as file:
         dtype, count = _header(file, stream.name)
-    dtype, field = _field(stream.name, dtype, column)
+    items = _items(stream.name, dtype, column)
 
     def blocks(file: Any) -> Iterator[Block]:
         _header(file, stream.name)
-        return _streamed(file, stream.name, dtype, field, count)
+        return _streamed(file, stream.name, items, count)
 
-    name = dtype.name if field is None else dtype[field].name
-    return replace(stream.scores(name, blocks), itemsize=dtype.itemsize, count=count)
+    return replace(stream.scores(items.name, blocks), itemsize=dtype.itemsize, count=count * items.each)
 
 
 def _text_stream(stream: Stream, column: str | None) -> Scores:
@@ -511,11 +564,9 @@ def _is_number(word: bytes) -> bool:
     return True
 
 
-def _streamed(
-    file: Any, name: str, dtype: np.dtype, field: str | None, count: int | None, bfloat16: bool = False
-) -> Iterator[Block]:
-    """Items of plain memory from a stream: `count` of them, after which it ends, or all."""
-    size, left = dtype.itemsize, math.inf if count is None else count
+def _streamed(file: Any, name: str, items: _Items, count: int | None) -> Iterator[Block]:
+    """The scores of items of plain memory from a stream: `count` items, after which it ends, or all."""
+    size, left = items.dtype.itemsize, math.inf if count is None else count
     while left > 0:
         wanted = int(min(PIECE, left)) * size
         data = bytearray()
@@ -527,10 +578,9 @@ def _streamed(
             )
         if not data:
             return
-        items = np.frombuffer(data, dtype)
-        block = items if field is None else np.ascontiguousarray(items[field])
-        yield _bfloat16(block) if bfloat16 else block
-        left -= len(items)
+        read = np.frombuffer(data, items.dtype)
+        yield items.scores(read)
+        left -= len(read)
     if count is not None and file.read(1):
         raise _too_long(name, count)
 
@@ -561,6 +611,22 @@ def _beginnings(lengths: Iterable[int]) -> list[int]:
     return [0, *itertools.accumulate(lengths)][:-1] or [0]
 
 
+def separator_of(lines: Sequence[str]) -> tuple[str, int]:
+    """The separator that cuts the most lines into one number of columns, and that number; a comma and 1 where none cuts."""
+
+    def cut(separator: str) -> tuple[float, int]:
+        try:
+            widths = Counter(len(fields) for fields in csv.reader(lines, delimiter=separator, skipinitialspace=True) if any(fields))
+        except csv.Error:  # a line that it does not cut is longer than a field may be
+            return 0.0, 1
+        width, most = max(widths.items(), key=lambda item: item[1], default=(1, 0))
+        return (most / widths.total(), width) if width > 1 else (0.0, 1)
+
+    found = {separator: cut(separator) for separator in SEPARATORS}
+    separator = max(SEPARATORS, key=lambda separator: found[separator][0])
+    return (separator, found[separator][1]) if found[separator][1] > 1 else (",", 1)
+
+
 # Tables and arrays of other libraries ---------------------------------------------------------------------------------------
 
 
@@ -578,13 +644,20 @@ def _parquet(path: Place, column: str | None) -> Scores:
         file = parquet.ParquetFile(handed(path))
     except pyarrow.ArrowException as error:
         raise unreadable(str(path), error) from None
-    chosen, dtype = _column(str(path), file.schema_arrow, column)
-    count, groups = file.metadata.num_rows, range(file.metadata.num_row_groups)
-    begins = _beginnings(file.metadata.row_group(i).num_rows for i in groups)
+    chosen, dtype, each = _column(str(path), file.schema_arrow, column)
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    lengths = [group.num_rows for group in groups]
+    if each is None:
+        columns = [column for group in groups for column in map(group.column, range(group.num_columns))]
+        held = sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] == chosen)
+        together = max(1, PIECE * sum(lengths) // max(held, 1))  # rows with about so many scores
+        batches = lambda: (batch.column(0) for batch in file.iter_batches(together, columns=[chosen]))
+        return _of_lists(str(path), dtype, lambda: _decoded(str(path), batches(), pyarrow))
+    count, begins = sum(lengths) * each, _beginnings(length * each for length in lengths)
 
     def part(start: int, stop: int) -> Iterator[Block]:
         held = _of_parts(begins, start, stop)
-        chunks = file.iter_batches(PIECE, row_groups=list(held), columns=[chosen]) if held else iter(())
+        chunks = file.iter_batches(max(1, PIECE // each), row_groups=list(held), columns=[chosen]) if held else iter(())
         decoded = _decoded(str(path), (batch.column(0) for batch in chunks), pyarrow)
         return _first(_skip(decoded, start - begins[held.start]), stop - start)
 
@@ -602,15 +675,19 @@ def _arrow(path: Place, column: str | None) -> Scores:
         return _arrow_stream(Stream(path), column)
     try:
         file = ipc.open_file(pyarrow.memory_map(str(path)) if isinstance(path, Path) else path.open())
-        chosen, dtype = _column(str(path), file.schema, column)
+        chosen, dtype, each = _column(str(path), file.schema, column)
         system, place = (None, path) if isinstance(path, Path) else path.place
         count = _library("pyarrow.dataset", "Arrow").dataset(place, format="ipc", filesystem=system).count_rows()
     except pyarrow.ArrowException as error:
         raise unreadable(str(path), error) from None
+    if each is None:
+        batches = lambda: (file.get_batch(i).column(chosen) for i in range(file.num_record_batches))
+        return _of_lists(str(path), dtype, lambda: _decoded(str(path), batches(), pyarrow))
+    count *= each
 
     @functools.cache
     def begins() -> Sequence[int]:
-        return _beginnings(file.get_batch(i).num_rows for i in range(file.num_record_batches))
+        return _beginnings(file.get_batch(i).num_rows * each for i in range(file.num_record_batches))
 
     def blocks(start: int) -> Iterator[Block]:
         chunks = (file.get_batch(i).column(chosen) for i in range(file.num_record_batches))
@@ -630,7 +707,7 @@ def _arrow_stream(stream: Stream, column: str | None) -> Scores:
     pyarrow, ipc = _library("pyarrow", "Arrow"), _library("pyarrow.ipc", "Arrow")
     try:
         with stream.open() as file:
-            chosen, dtype = _column(stream.name, ipc.open_stream(file).schema, column)
+            chosen, dtype, _ = _column(stream.name, ipc.open_stream(file).schema, column)
     except pyarrow.ArrowException as error:
         raise unreadable(stream.name, error) from None
 
@@ -649,7 +726,7 @@ def _feather_v1(path: Place, column: str | None) -> Scores:
             table = feather.read_table(handed(path), memory_map=isinstance(path, Path))
     except pyarrow.ArrowException as error:
         raise unreadable(str(path), error) from None
-    chosen, dtype = _column(str(path), table.schema, column)
+    chosen, dtype, _ = _column(str(path), table.schema, column)  # its format has no lists
 
     def blocks(start: int) -> Iterator[Block]:
         rest = table.column(chosen).slice(start)
@@ -665,8 +742,8 @@ def _csv(path: Place, column: str | None) -> Scores:
 def _csv_stream(stream: Stream, column: str | None) -> Scores:
     """A column of a table. A first line of numbers is no header."""
     pyarrow, reader = _library("pyarrow", "CSV"), _library("pyarrow.csv", "CSV")
-    names = _first_line(stream)
-    numbers = [not name.strip() or _is_number(name.encode()) for name in names]
+    names, lines, separator = _first_lines(stream)
+    numbers = [not name.strip() or _is_number(_with_point(name, separator).encode()) for name in names]
     bare = all(numbers)
     if bare:
         names = [f"f{i}" for i in range(len(names))]  # as pyarrow calls them
@@ -675,15 +752,21 @@ def _csv_stream(stream: Stream, column: str | None) -> Scores:
     except InputError as error:
         taken = "; its first line was taken for the header: give it one, if that is a row" if any(numbers) and not bare else ""
         raise InputError(f"{error}{taken}") from None
+    place = names.index(chosen)
+    with_commas = separator != "," and any("," in row[place] for row in csv.reader(lines, delimiter=separator) if place < len(row))
     # Threads read one column no faster, and lose the number of a row that is wrong.
     reading = lambda: reader.ReadOptions(block_size=8 * PIECE, autogenerate_column_names=bare, use_threads=False)
+    parsing = reader.ParseOptions(delimiter=separator)
     converting = reader.ConvertOptions(
-        include_columns=[chosen], column_types={chosen: pyarrow.float64()}, null_values=["", "NA", "N/A", "null", "NULL"]
+        include_columns=[chosen],
+        column_types={chosen: pyarrow.float64()},
+        null_values=["", "NA", "N/A", "null", "NULL"],
+        decimal_point="," if with_commas else ".",
     )
 
     def columns(file: Any) -> Iterator[Any]:
         try:
-            for batch in reader.open_csv(file, read_options=reading(), convert_options=converting):
+            for batch in reader.open_csv(file, read_options=reading(), parse_options=parsing, convert_options=converting):
                 yield batch.column(0)
         except pyarrow.ArrowInvalid as error:
             raise _wrong_row(stream.name, chosen, error) from None
@@ -691,21 +774,21 @@ def _csv_stream(stream: Stream, column: str | None) -> Scores:
     return stream.scores("text", lambda file: _decoded(stream.name, columns(file), pyarrow))
 
 
-def _first_line(stream: Stream) -> list[str]:
-    """What is between the commas of the first line."""
+def _first_lines(stream: Stream) -> tuple[list[str], list[str], str]:
+    """(what is between the separators of the first line, the lines below it that were looked at, the separator)."""
     with stream.open() as file:
-        lines = file.read(8 * PIECE).removeprefix(codecs.BOM_UTF8).splitlines()
-    try:
-        first = next((line for line in lines if line), b"").decode()  # pyarrow passes over empty lines too
-    except UnicodeDecodeError:
-        first = "\0"
-    if re.search(r"[\x00-\x08\x0e-\x1f\x7f]", first):
+        found = file.read(8 * PIECE).removeprefix(codecs.BOM_UTF8).splitlines()[:SAMPLE]
+    lines = [line.decode(errors="replace") for line in found if line]  # pyarrow passes over empty lines too
+    first = lines[0] if lines else ""
+    if re.search("[\x00-\x08\x0e-\x1f\x7f\ufffd]", first):
         raise InputError(f"{stream.name}: its first line is no text in UTF-8; save it as CSV in UTF-8")
-    names = next(csv.reader([first]), [])
-    separator = next((mark for mark in ";\t|" if mark in first), None)
-    if len(names) == 1 and separator is not None:
-        raise InputError(f"{stream.name}: its columns seem to be separated by {separator!r}; save it with commas between them")
-    return names
+    separator, _ = separator_of(lines)
+    return next(csv.reader([first], delimiter=separator), []), lines[1:], separator
+
+
+def _with_point(number: str, separator: str) -> str:
+    """With a point where a comma may be one of decimals."""
+    return number if separator == "," else number.replace(",", ".")
 
 
 def _wrong_row(name: str, column: str, error: Exception) -> InputError:
@@ -719,23 +802,41 @@ def _wrong_row(name: str, column: str, error: Exception) -> InputError:
     return unreadable(name, error)
 
 
-def _column(name: str, schema: Any, column: str | None) -> tuple[str, np.dtype]:
+def _column(name: str, schema: Any, column: str | None) -> tuple[str, np.dtype, int | None]:
+    """(the column, the dtype of its scores, how many a row has: 1, those of lists of one length, or None for lists of any)."""
+    types = _library("pyarrow", "tables").types
     chosen = _choose(name, "column", schema.names, column)
-    kind = schema.field(chosen).type
+    kind, each = schema.field(chosen).type, 1
+    while _is_list(kind, types):
+        each = each * kind.list_size if types.is_fixed_size_list(kind) and each is not None else None
+        kind = kind.value_type
     try:
         dtype = np.dtype(kind.to_pandas_dtype())
         _check_real(name, dtype)
     except (InputError, NotImplementedError, TypeError):
+        kind = schema.field(chosen).type
         raise InputError(f"{name}: column {chosen!r} is of type {kind}; cast it to a number of at most 64 bits") from None
-    return chosen, dtype
+    return chosen, dtype, each
+
+
+def _is_list(kind: Any, types: Any) -> bool:
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _of_lists(name: str, dtype: np.dtype, blocks: Callable[[], Iterator[Block]]) -> Scores:
+    """Of lists of any lengths, whose scores are counted as they come."""
+    return Scores(name, str(dtype), dtype.itemsize, None, lambda start: _skip(blocks(), start))
 
 
 def _decoded(name: str, columns: Iterator[Any], pyarrow: Any) -> Iterator[Block]:
     try:
         for values in columns:
+            while values.null_count == 0 and _is_list(values.type, pyarrow.types):
+                values = values.flatten()
             if values.null_count:
                 raise InputError(f"{name}: {values.null_count} values are missing; fill them in, or remove those rows")
-            yield values.to_numpy(zero_copy_only=False)
+            for start in range(0, len(values), PIECE):  # of lists there may be more than rows
+                yield values.slice(start, PIECE).to_numpy(zero_copy_only=False)
     except (OSError, pyarrow.ArrowException) as error:
         raise unreadable(name, error) from None
 
@@ -745,16 +846,21 @@ def _hdf5(path: Place, column: str | None) -> Scores:
     names: list[str] = []
     with h5py.File(handed(path)) as file:
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-        chosen = _choose(str(path), "dataset", names, None if column is None else column.strip("/"))
-        dtype, shape, chunks = file[chosen].dtype, file[chosen].shape, file[chosen].chunks
-    _check_real(str(path), dtype)
+        found = {name: _fields(file[name].dtype) for name in names}
+        of_fields = {"/".join((name, *field)): name for name, fields in found.items() for field, _ in fields}
+        whole = _choose(str(path), "dataset", of_fields, None if column is None else column.strip("/"))
+        chosen = of_fields[whole]
+        shape, chunks = file[chosen].shape, file[chosen].chunks
+        items = _Items(file[chosen].dtype, tuple(whole.removeprefix(chosen).split("/")[1:]))
+    _check_real(str(path), dict(_fields(items.dtype))[items.fields])
 
     @contextlib.contextmanager
     def reading() -> Iterator[Any]:
         with h5py.File(handed(path)) as file:
             yield file[chosen]
 
-    return _chunked(str(path), dtype, shape, chunks, reading)
+    # A null dataset has no shape, and no scores.
+    return _chunked(str(path), items, (0,) if shape is None else shape, chunks, reading)
 
 
 def _zarr(path: Place, column: str | None) -> Scores:
@@ -768,7 +874,7 @@ def _zarr(path: Place, column: str | None) -> Scores:
         array = array[_choose(str(path), "array", names, None if column is None else column.strip("/"))]
     else:
         _no_column(str(path), column)
-    _check_real(str(path), array.dtype)
+    items = _items(str(path), array.dtype, None)
 
     @contextlib.contextmanager
     def reading() -> Iterator[Any]:
@@ -777,34 +883,36 @@ def _zarr(path: Place, column: str | None) -> Scores:
         except RuntimeError as error:  # of its decompressors
             raise unreadable(str(path), error) from None
 
-    return _chunked(str(path), array.dtype, array.shape, getattr(array, "shards", None) or array.chunks, reading)
+    return _chunked(str(path), items, array.shape, getattr(array, "shards", None) or array.chunks, reading)
 
 
 def _chunked(
     name: str,
-    dtype: np.dtype,
+    items: _Items,
     shape: tuple[int, ...],
     chunks: tuple[int, ...] | None,
     reading: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> Scores:
     """Of an array that is read a region at a time."""
-    count, regions = math.prod(shape), list(_regions(shape, chunks))
-    begins = _beginnings(math.prod(len(range(n)[part]) for n, part in zip(shape, region, strict=True)) for region in regions)
+    count, regions = math.prod(shape) * items.each, list(_regions(shape, chunks, max(1, PIECE // max(items.each, 1))))
+    lengths = (math.prod(len(range(n)[part]) for n, part in zip(shape, region, strict=True)) for region in regions)
+    begins = _beginnings(length * items.each for length in lengths)
 
     def part(start: int, stop: int) -> Iterator[Block]:
         held = _of_parts(begins, start, stop)
         with reading() as array:
-            blocks = (np.ravel(array[region]) for region in regions[held.start : held.stop])
+            blocks = (items.scores(array[region]) for region in regions[held.start : held.stop])
             yield from _first(_skip(blocks, start - begins[held.start]), stop - start)
 
-    return Scores(name, dtype.name, dtype.itemsize, count, lambda start: part(start, count), part, lambda: begins)
+    itemsize = items.dtype.itemsize // max(items.each, 1)
+    return Scores(name, items.name, itemsize, count, lambda start: part(start, count), part, lambda: begins)
 
 
-def _regions(shape: tuple[int, ...], chunks: tuple[int, ...] | None) -> Iterator[tuple[slice, ...]]:
-    """Parts of an array that are together all of it: whole chunks, as many at a time as make a piece."""
+def _regions(shape: tuple[int, ...], chunks: tuple[int, ...] | None, piece: int) -> Iterator[tuple[slice, ...]]:
+    """Parts of an array that are together all of it: whole chunks, as many at a time as make a piece of so many items."""
     step = [1] * len(shape) if chunks is None else list(chunks)
     for axis in reversed(range(len(shape))):
-        step[axis] = min(max(shape[axis], 1), step[axis] * max(1, PIECE // math.prod(step)))
+        step[axis] = min(max(shape[axis], 1), step[axis] * max(1, piece // math.prod(step)))
     return itertools.product(*([slice(i, i + s) for i in range(0, n, s)] for n, s in zip(shape, step, strict=True)))
 
 
@@ -815,6 +923,7 @@ READERS: dict[str, Callable[[Place, str | None], Scores]] = {
     ".parquet": _parquet,
     ".pq": _parquet,
     ".csv": _csv,
+    ".tsv": _csv,
     ".arrow": _arrow,
     ".arrows": _arrow,
     ".feather": _arrow,
@@ -829,6 +938,7 @@ STREAMS: dict[str, Callable[[Stream, str | None], Scores]] = {
     ".npy": _npy_stream,
     ".txt": _text_stream,
     ".csv": _csv_stream,
+    ".tsv": _csv_stream,
     ".arrow": _arrow_stream,
     ".arrows": _arrow_stream,
     ".ipc": _arrow_stream,
