@@ -28,6 +28,12 @@ struct Margin {
         of_sine = angular ? std::sin(size * y) : 0.0;
     }
 
+    // The rounding of cosines: their limit has four of those that they came with, that of features none.
+    template <class T>
+    double eps() const {
+        return limit < std::numeric_limits<double>::infinity() ? (limit - 1) / 4 : double(std::numeric_limits<T>::epsilon());
+    }
+
     template <class T>
     Moved operator()(T x) const {
         const double cosine = double(x);
@@ -35,7 +41,7 @@ struct Margin {
         const bool inside = std::fabs(cosine) <= 1;
         const double c = inside ? cosine : cosine > 0 ? 1.0 : cosine < 0 ? -1.0 : cosine;
         // The root has no derivative at 0.
-        const double square = (1 - c) * (1 + c), root = std::sqrt(square > 0 ? square : double(std::numeric_limits<T>::epsilon()));
+        const double square = (1 - c) * (1 + c), root = std::sqrt(square > 0 ? square : eps<T>());
         const double sine = square > 0 ? root : 0.0;
         const double value = c * of_cosine - sine * of_sine, slope = inside ? of_cosine + c / root * of_sine : 0.0;
         if (c >= -of_cosine) return {value * scale, slope};

@@ -150,15 +150,27 @@ def test_zero_vectors_and_equal_vectors_have_finite_gradients():
         assert all(v.isfinite().all() for v in torch.autograd.grad(found, inputs))
 
 
-@pytest.mark.parametrize("length", [1e-30, 1e-13, 1e25])
-def test_vectors_may_be_of_any_length(length: float):
-    hidden, weight, y = normal(3, 6, seed=1, dtype=torch.float32), normal(700, 6, seed=2, dtype=torch.float32), torch.arange(3)
-    expected = sm.margin_softmax_loss(hidden, weight, y)
-    inputs = [(length * hidden).requires_grad_(), weight.clone().requires_grad_()]
-    torch.testing.assert_close(sm.margin_softmax_loss(*inputs, y), expected, rtol=1e-4, atol=0)
-    torch.testing.assert_close(sm.margin_softmax_loss(hidden, max(length, 1e-15) * weight, y), expected, rtol=1e-4, atol=0)
-    slopes = torch.autograd.grad(sm.margin_softmax_loss(*inputs, y), inputs)
-    assert all(slope.isfinite().all() for slope in slopes)
+@pytest.mark.parametrize("classes", [7, 700])
+@pytest.mark.parametrize(
+    ("narrow", "length"),
+    [(torch.float32, v) for v in (1e-36, 1e-13, 1e25, 1e37)] + [(torch.float64, v) for v in (1e-300, 1e-160, 1e160, 1e300)],
+)
+@pytest.mark.parametrize("compiles", [False, True])
+def test_vectors_may_be_of_any_length(narrow: torch.dtype, length: float, classes: int, compiles: bool):
+    hidden, weight, y = normal(3, 6, seed=1, dtype=narrow), normal(classes, 6, seed=2, dtype=narrow), torch.arange(3)
+    lengths = torch.ones(classes, 1, dtype=narrow)
+    lengths[::2] = length
+    plain = [v.clone().requires_grad_() for v in (hidden, weight)]
+    expected = sm.margin_softmax_loss(*plain, y)
+    function = torch.compile(sm.margin_softmax_loss, backend="aot_eager") if compiles else sm.margin_softmax_loss
+    for scales in ((length, 1.0), (1.0, lengths), (length, lengths)):
+        inputs = [(scale * v).requires_grad_() for scale, v in zip(scales, (hidden, weight), strict=True)]
+        found = function(*inputs, y)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+        slopes = torch.autograd.grad(found, inputs)
+        for slope, scale, exact in zip(slopes, scales, torch.autograd.grad(expected, plain, retain_graph=True), strict=True):
+            if length > 1e-20 or (narrow == torch.float64 and length > 1e-200):  # else it is beyond the dtype
+                torch.testing.assert_close(slope * scale, exact, rtol=1e-3, atol=1e-4)
 
 
 def test_the_module_trains_and_says_cosines():

@@ -23,6 +23,7 @@ STOREYS = (
     "core.by_name",
     "core.series",
     "core.arguments",
+    "core.cosines",
     "core.unquoted",
     "core.modules",
     "core.randomness",

@@ -411,6 +411,54 @@ def test_margin_losses_take_features_and_class_vectors(name: str):
     torch.testing.assert_close(scaled, function(features, labels((6,)), vectors))
 
 
+COSINES = {
+    **{name: sm.losses.REGISTRY[name].function for name in ("am_softmax_loss", "cosface", "arcface")},
+    **{
+        f"margin_softmax_loss {kind}": lambda h, y, w, kind=kind, margin=margin, **options: sm.margin_softmax_loss(
+            h, w, y, kind=kind, margin=margin, **options
+        )
+        for kind, margin in (("arcface", 0.5), ("cosface", 0.35), ("combined", (1.5, 0.3, 0.1)))
+    },
+}
+
+
+@pytest.mark.parametrize("name", COSINES)
+@pytest.mark.parametrize("classes", [5, 600])
+def test_losses_of_angles_are_right_for_vectors_of_any_length_and_at_any_angle(name: str, classes: int, dtype: torch.dtype):
+    numbers, span = torch.finfo(dtype), {torch.float16: 1e2}.get(dtype, 1e30)
+    vectors = (normal(classes, 4) * torch.logspace(-1, 1, classes, base=span, dtype=torch.float64)[:, None] ** 0.9).to(dtype)
+    y = torch.arange(8) % 4
+    directions = torch.stack([*vectors[:4], *-vectors[:3], torch.zeros_like(vectors[0])]).double()
+    for length in (0.5, 64.0, 0.5 * numbers.max, 1.0 if dtype == torch.float16 else 2**20 * numbers.tiny):
+        unit = directions / directions.abs().amax(-1, keepdim=True).clamp_min(numbers.tiny)
+        features = (length * unit).to(dtype).requires_grad_()
+        own, wide = vectors.clone().requires_grad_(), vectors.double()
+        rows = COSINES[name](features, y, own, reduction="none")
+        assert rows.dtype == dtype
+        of_angle = 256 * math.sqrt(
+            torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        )  # at ±1 an angle has half of the digits
+        expected = COSINES[name]((length * unit).to(dtype).double(), y, wide, reduction="none")
+        torch.testing.assert_close(rows.double(), expected, rtol=4 * numbers.eps, atol=of_angle)
+        slopes = torch.autograd.grad(rows.sum(), (features, own), create_graph=True)
+        for slope, of in zip(slopes, (features, own), strict=True):
+            size = of.detach().double().abs().amax(-1, keepdim=True)
+            bound = (16 * 64 * (1 + math.log(classes)) / size.where(size > 0, 1.0)).clamp_max(float(numbers.max))
+            assert bool((slope.double().abs() <= bound).all()), (length, slope)
+        if length == 64.0 and dtype != torch.float16:  # which has no second derivatives of 1e5
+            assert all(v.isfinite().all() for v in torch.autograd.grad(slopes[0].sum(), (features, own)))
+
+
+@pytest.mark.parametrize("name", ["am_softmax_loss", "cosface", "arcface"])
+def test_the_slope_at_a_cosine_of_one_is_a_number_of_its_dtype(name: str, dtype: torch.dtype):
+    for classes in (3, 700):
+        x = torch.zeros(2, classes, dtype=dtype)
+        x[0, 1], x[1, 1], x[:, 0] = 1.0, -1.0, 0.5
+        for target in (torch.tensor([1, 1]), F.one_hot(torch.tensor([1, 1]), classes).to(dtype)):
+            (slope,) = torch.autograd.grad(COSINES[name](x.requires_grad_(), target, reduction="sum"), x)
+            assert bool((slope.double().abs() <= 64 * (1 + torch.finfo(dtype).eps ** -0.5)).all())
+
+
 def test_margin_losses_have_their_published_form():
     cosine, target, m, tau = torch.tanh(normal(6, 5)), labels((6,)), 0.3, 0.1
     at = F.one_hot(target, 5).double()

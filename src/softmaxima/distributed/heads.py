@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from softmaxima.core.cosines import unrounded
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
@@ -21,12 +22,11 @@ from softmaxima.distributed.labels import here
 from softmaxima.distributed.losses import RowLosses, Scores, alike_of_batch, bind_to, check_constants, per_row
 from softmaxima.distributed.partial import some_classes
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
-from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.labelled import slices
 from softmaxima.heads.linear_loss import as_layer, as_request, check_z_loss
 from softmaxima.heads.margin_softmax import as_cosines
 from softmaxima.heads.passes import AT_ONCE, BESIDE, MOST_ROWS
-from softmaxima.heads.products import LayerGradients, inverse_norms, wanted
+from softmaxima.heads.products import LayerGradients, layer_of, wanted
 from softmaxima.heads.request import Request, of_rows
 from softmaxima.heads.scores import Moved, Scored, move_labels, scored
 from softmaxima.kernels.native import Layer
@@ -228,7 +228,7 @@ class Head:
 
     def layer(self) -> Layer:
         request = self.request
-        return Layer(request.weight, request.bias, inverse_norms(request.weight) if request.unit else None)
+        return layer_of(request.weight, request.bias, request.unit)
 
     def parts(self, losses: RowLosses, layer: Layer) -> Iterator[_Scores]:
         """The scores of own classes, some rows at a time, in the memory of those before."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import check_per_row, scale_domain
+from softmaxima.core.cosines import unrounded
 from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
@@ -24,7 +25,6 @@ from softmaxima.distributed.copied import copied
 from softmaxima.distributed.labels import check_range, here, spoken
 from softmaxima.distributed.losses import bind_to, loss_of_scores
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
-from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.candidates import Candidates, Drawing, as_drawing
 from softmaxima.heads.corrections import target_correction
 from softmaxima.heads.labelled import Labelled, Rows, as_labelled

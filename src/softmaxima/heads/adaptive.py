@@ -59,7 +59,7 @@ class AdaptiveSoftmax(FactoredHead):
         head_bias: whether the short list and the clusters have a bias.
         frequencies: one number of at least 0 for each class, in any order; a class's rank is its place by falling frequency.
             Without them class 0 is the most frequent, as torch has it.
-        temperature: τ > 0, a number, a tensor of one or an `nn.Parameter`; divides h and the bias.
+        temperature: τ > 0, a number, a tensor of one, or a module such as `Positive`, which learns; divides h and the bias.
         class_weight: one weight a class, as `weight` of `cross_entropy`.
         ignore_index, reduction: as of `cross_entropy`.
         device, dtype: of the parameters.

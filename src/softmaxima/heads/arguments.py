@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -92,8 +90,3 @@ def check_place(name: str, device: Any, dtype: Any) -> dict[str, Any]:
         is_name = isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
         got = f"{str(device)!r}; give 'cpu'" if is_name else described(device, "'cpu'")
         raise (ValueError if is_name else TypeError)(f"{name}: device must be one that torch has here, got {got}") from None
-
-
-def unrounded(x: Tensor) -> AbstractContextManager[Any]:
-    """Products of the dtype that x has, also under autocast: log Q is larger than what bfloat16 tells apart, and x may be −∞."""
-    return contextlib.nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

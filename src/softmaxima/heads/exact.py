@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import like_input
+from softmaxima.core.cosines import unrounded
 from softmaxima.core.numbers import check_count
 from softmaxima.core.tracing import may_differentiate, sizes
-from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.labelled import HELD, Rows, slices
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 

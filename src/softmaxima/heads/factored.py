@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, check_values, like_input, scale_domain
+from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values, like_input, scale_domain
+from softmaxima.core.cosines import unrounded
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_int
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import check_hidden, check_targets, check_weight, unrounded
+from softmaxima.heads.arguments import check_hidden, check_targets, check_weight
 from softmaxima.losses._classification import REDUCTIONS, Batch, check_class_weight
 
 
@@ -191,9 +192,9 @@ class FactoredHead(WithOptions, nn.Module, ABC):
 
     def _over_temperature(self, x: Any) -> Any:
         """What makes scores, states or a bias, divided by the temperature; of the dtype that is computed in."""
-        tau = self.options["temperature"]
         if x is None:
             return None
+        tau = check_value(type(self).__name__, "temperature", self.options["temperature"], *scale_domain(x.dtype))
         wide = COMPUTE_DTYPE[x.dtype]
         if x.dtype != wide:
             x = x + x.new_zeros(1, dtype=wide)  # x.to(wide) would not take a sparse gradient back

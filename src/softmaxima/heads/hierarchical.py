@@ -33,7 +33,7 @@ class HierarchicalSoftmax(FactoredHead):
             it as `classes`: `Tree.balanced(V, 16)`, `Tree.of([[0, 1], [2, 3, 4]])`.
         frequencies: one number of at least 0 for each class, in any order.
         bias: whether scores have one.
-        temperature: τ > 0, a number, a tensor of one or an `nn.Parameter`.
+        temperature: τ > 0, a number, a tensor of one, or a module such as `Positive`, which learns.
         class_weight: one weight a class, as `weight` of `cross_entropy`.
         ignore_index, reduction: as of `cross_entropy`.
         sparse: give the parameters sparse gradients, of the rows on the batch's paths, as `nn.Embedding` does.

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device, check_value, like_input, scale_domain
+from softmaxima.core.cosines import unrounded
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_flag
 from softmaxima.core.tracing import is_concrete, may_differentiate, sizes, transforming
-from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.corrections import CORRECTIONS, check_log_q, check_removal, target_correction
 from softmaxima.heads.labelled import HELD, slices
 from softmaxima.losses._classification import REDUCTIONS
@@ -219,14 +219,14 @@ class InBatchSoftmax(WithOptions, nn.Module):
             items of a batch are not). It is told of the item ids in training mode, and asked for their log Q, once all checks of a
             call have passed. Until the items have come by a few times log Q is too large, by nats at first: let it observe ids
             before training. None: log_q is given, or nothing is corrected.
-        The others: as of `in_batch_softmax_loss`; correction=None is "positive" with frequencies too. A temperature may be an
-            `nn.Parameter`.
+        The others: as of `in_batch_softmax_loss`; correction=None is "positive" with frequencies too. A temperature may learn, as
+            `Positive(0.1, minimum=0.01)` does.
 
     forward(queries, items, item_ids=None, log_q=None); with frequencies the ids are needed, and log_q is not. A log_q that is given
     counts in the place of the frequencies', which are then neither asked nor told of the batch.
 
     >>> import torch, softmaxima as sm
-    >>> loss = sm.InBatchSoftmax(sm.StreamingFrequency(1000), temperature=torch.nn.Parameter(torch.tensor(0.5)))
+    >>> loss = sm.InBatchSoftmax(sm.StreamingFrequency(1000), temperature=sm.Positive(0.5))
     >>> loss(torch.eye(3), torch.eye(3), torch.tensor([17, 4, 17])).detach()
     tensor(0.1269)
     """

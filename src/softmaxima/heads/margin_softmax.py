@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_scores, as_tensor, check_value, like_input, scale_domain
+from softmaxima.core.cosines import cosines, unit
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_number
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight, unrounded
+from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight
 from softmaxima.heads.exact import best_classes
 from softmaxima.heads.labelled import Rows, as_rows
 from softmaxima.heads.linear_loss import ask
 from softmaxima.heads.margins import Margin
-from softmaxima.heads.request import unit
 from softmaxima.losses._finding import find_loss
 from softmaxima.losses.margin import ANGLES, COSINES
 
@@ -107,7 +107,7 @@ def as_cosines(
 
 @dataclass(frozen=True)
 class CosineRows(Rows):
-    """Hidden states of length 1, whose scores are the cosines with the nearest vector of each class."""
+    """Hidden states whose scores are the cosines with the nearest vector of each class."""
 
     centres: int = 1
 
@@ -116,14 +116,14 @@ class CosineRows(Rows):
         return sizes(self.weight)[0] // self.centres
 
     def scores(self, classes: slice) -> Tensor:
-        vectors = self.weight[classes.start * self.centres : classes.stop * self.centres].to(self.hidden.dtype)
-        return (self.hidden @ unit(vectors).T).unflatten(-1, (-1, self.centres)).amax(-1)
+        vectors = self.weight[classes.start * self.centres : classes.stop * self.centres]
+        return cosines(self.hidden, vectors).unflatten(-1, (-1, self.centres)).amax(-1)
 
 
 def as_cosine_rows(name: str, hidden: Any, weight: Any, centres: int) -> CosineRows:
     """Checked."""
     rows = as_rows(name, hidden, weight, None, 1.0)
-    return CosineRows(unit(rows.hidden), rows.weight, None, 1.0, rows.shape, rows.dtype, hidden, centres)
+    return CosineRows(rows.hidden, rows.weight, None, 1.0, rows.shape, rows.dtype, hidden, centres)
 
 
 def check_margin(name: str, kind: Any, margin: Any) -> Margin:
@@ -207,6 +207,5 @@ class MarginSoftmax(WithOptions, nn.Module):
         """Of the nearest vector of each class, (…, classes): all at once, for as many rows as there is memory for."""
         states = check_hidden(type(self).__name__, hidden)
         check_weight(type(self).__name__, self.weight, states)
-        with unrounded(states):
-            products = torch.matmul(unit(states), unit(self.weight.to(states.dtype)).T)
-        return like_input(products.unflatten(-1, (-1, self.options["centres"])).amax(-1), hidden)
+        found = cosines(states, self.weight).unflatten(-1, (-1, self.options["centres"])).amax(-1)
+        return like_input(found.to(states.dtype), hidden)

@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import check_value
+from softmaxima.core.cosines import unrounded
 from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.candidates import Drawing, as_drawing
 from softmaxima.heads.labelled import as_labelled
 from softmaxima.heads.sampling_head import SamplingHead

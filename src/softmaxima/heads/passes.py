@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softmaxima.core.cosines import unrounded
 from softmaxima.core.routing import is_native
 from softmaxima.core.rowwise import compute, pull
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.class_parts import add_part
-from softmaxima.heads.products import LayerGradients, inverse_norms, wanted
+from softmaxima.heads.products import LayerGradients, layer_of, wanted
 from softmaxima.heads.request import Request, composed, composed_outputs, in_double, loss_of_log, of_rows
 from softmaxima.heads.scores import Moved, move_labels, scored
-from softmaxima.kernels.native import Layer
 from softmaxima.losses.fenchel_young import class_params
 
 AT_ONCE = {"cpu": 2**26, "cuda": 2**28}  # bytes of the scores of some rows, and of what is made of them
@@ -43,7 +42,7 @@ class Pass:
         self.by_kernel = request.is_by_kernel(needs)
         self.in_place = self.by_kernel and request.how.of_map and is_native(request.hidden)
         weight, bias = request.weight.detach(), None if request.bias is None else request.bias.detach()
-        self.layer = Layer(weight, bias, inverse_norms(weight) if request.unit else None)
+        self.layer = layer_of(weight, bias, request.unit)
         self.of_layer = LayerGradients.of(request.hidden.detach(), self.layer, (of_hidden, of_weight, of_bias))
         rows, device = sizes(request.hidden)[0], request.hidden.device
         self.values = torch.zeros((1 + len(request.outputs), rows), dtype=torch.float64, device=device)

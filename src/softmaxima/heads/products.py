@@ -10,6 +10,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.routing import is_native
+from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
 from softmaxima.kernels.native import Layer
 
@@ -50,10 +51,34 @@ def wanted(gradient: Tensor, of: Tensor) -> Tensor:
     return gradient.to((of.grad_dtype if of.is_leaf else None) or of.dtype)
 
 
-def inverse_norms(weight: Tensor) -> Tensor:
-    """1/‖w‖ in double of each row, 1 of rows of 0, some rows at a time."""
-    norms = torch.cat([torch.linalg.vector_norm(w.double(), dim=-1) for w in weight.split(AT_ONCE)])
-    return 1 / norms.where(norms > 0, 1.0)
+def layer_of(weight: Tensor, bias: Tensor | None, is_unit: bool) -> Layer:
+    """The layer, whose products are divided by the norms of the weight's rows if it `is_unit`; rows of 0 stay 0.
+
+    Rows whose norm, or 1 over it, is no number that products can be scaled by are taken times a power of 2, where they can be read.
+    """
+    if not is_unit:
+        return Layer(weight, bias)
+    norms = torch.cat([_norms(w) for w in weight.split(AT_ONCE)])
+    norms = norms.where(norms != 0, 1.0)
+    if is_concrete(norms):
+        least = torch.finfo(COMPUTE_DTYPE[weight.dtype]).tiny * 2**24
+        extreme = (norms < least) | (norms > 1 / least)
+        if bool(extreme.any()):
+            exponents = torch.frexp(norms).exponent.clamp(-1000, 1000).where(extreme, 0)
+            powers = torch.ldexp(torch.ones_like(norms), -exponents).unsqueeze(-1)
+            weight = weight.clone()
+            weight[extreme] = (weight[extreme].double() * powers[extreme]).to(weight.dtype)
+            return Layer(weight, bias, 1 / (norms * powers.squeeze(-1)), powers)
+    return Layer(weight, bias, 1 / norms)
+
+
+def _norms(w: Tensor) -> Tensor:
+    """‖w‖ of rows in double, also of doubles whose squares are none."""
+    if w.dtype != torch.float64:
+        return torch.linalg.vector_norm(w.double(), dim=-1)
+    largest = w.abs().amax(-1, keepdim=True)
+    largest = largest.where(largest > 0, 1.0)
+    return torch.linalg.vector_norm(w / largest, dim=-1) * largest.squeeze(-1)
 
 
 @dataclass
@@ -127,6 +152,8 @@ class LayerGradients:
                     total.zero_()
         if self.layer.scales is not None and self.weight is not None:
             self._leave_norms()
+        if self.layer.powers is not None and self.weight is not None:
+            self.weight.copy_(self.weight.double() * self.layer.powers)
 
     def _leave_norms(self) -> None:
         """Takes off what would change only the norms s⁻¹ of the weight's rows: G − s²⟨w, G⟩ w, of a block of classes at a time."""

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.contract import Map, find_map
+from softmaxima.core.cosines import unit, unrounded
 from softmaxima.core.routing import is_native
 from softmaxima.core.temperature import quotient
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.margins import Margin
 from softmaxima.losses._classification import REGISTRY, Batch, Evaluation, Loss
 from softmaxima.losses.fenchel_young import class_params, conjugate
@@ -104,14 +104,6 @@ def _replaced(value: Any, rest: Iterator[Tensor]) -> Any:
 def of_rows(value: Any, span: slice) -> Any:
     """Those numbers of a tensor [rows, 1] that are of some rows; anything else as it is."""
     return value[span] if isinstance(value, Tensor) and sizes(value)[0] > 1 else value
-
-
-def unit(x: Tensor) -> Tensor:
-    """x/‖x‖ along the last axis, of any length but 0, which stays 0."""
-    largest = x.detach().abs().amax(-1, keepdim=True)
-    near_one = x / largest.where(largest > 0, 1.0)
-    norm = torch.linalg.vector_norm(near_one, dim=-1, keepdim=True)
-    return torch.where(norm > 0, near_one / norm.where(norm > 0, 1.0), near_one)
 
 
 def compose(request: Request) -> Tensor:

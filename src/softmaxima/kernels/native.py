@@ -606,11 +606,12 @@ def quantized(
 
 
 class Layer(NamedTuple):
-    """A linear layer: contiguous tensors of one dtype, and a factor of each class's products in double."""
+    """A linear layer: contiguous tensors of one dtype, and factors of each class in double: of its products, and of its weight."""
 
     weight: Tensor  # [classes, features]
     bias: Tensor | None = None  # [classes]
     scales: Tensor | None = None  # s [classes]
+    powers: Tensor | None = None  # of 2 [classes, 1], by which rows of extreme norms have come near to 1
 
     def fields(self, hidden: Tensor, scores: Tensor, tau: float = 1.0) -> Linear:
         classes, features = self.weight.shape

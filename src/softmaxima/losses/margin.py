@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_scores, check_device, check_per_row, like_input, moved_last, scale_domain
+from softmaxima.core.cosines import cosines
 from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import check_number
@@ -46,14 +47,14 @@ def additive_cosine(cosine: Tensor, margin: Tensor) -> Tensor:
     return cosine - margin
 
 
-def additive_angle(cosine: Tensor, margin: Tensor) -> Tensor:
+def additive_angle(cosine: Tensor, margin: Tensor, eps: float) -> Tensor:
     """cos(arccos(c) + m), decreasing for every angle.
 
-    Its derivative grows without bound towards |c| = 1; at ±1 it is that of the nearest cosine inside.
+    Its derivative grows without bound towards |c| = 1; at ±1 it is that of the nearest cosine inside, whose sine is √eps.
     """
     cosine = cosine.clamp(-1.0, 1.0)
     squared_sine = (1 - cosine) * (1 + cosine)
-    pad = torch.where(squared_sine > 0, 0.0, torch.finfo(cosine.dtype).eps)
+    pad = torch.where(squared_sine > 0, 0.0, eps)
     sine = (squared_sine + pad).sqrt() - pad.sqrt()
     cos_margin, sin_margin = margin.cos(), margin.sin()
     moved = cosine * cos_margin - sine * sin_margin
@@ -78,32 +79,32 @@ def margin_loss(
     shared = (target, weight, ignore_index, reduction, label_smoothing)
     of_features = class_vectors is not None
     if is_dtensor(input):
-        cosines = _cosines_of_dtensors(name, input, class_vectors) if of_features else input
+        x = _cosines_of_dtensors(name, input, class_vectors) if of_features else input
         own = partial(_margin, name, angular=angular, margin=margin, what=what, of_features=of_features)
         of_rows = lambda batch, **given: evaluation(batch, own(batch.given, given[what]))
-        return evaluated(name, of_rows, {what: given}, cosines, *shared)
-    cosines = as_scores(name, input)
+        return evaluated(name, of_rows, {what: given}, x, *shared).to(input.dtype)
+    scores = x = as_scores(name, input)
     if of_features:
-        cosines = _cosines(
-            name, cosines, check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), cosines)
-        )
-    own = _margin(name, cosines, given, angular=angular, margin=margin, what=what, of_features=of_features)
+        vectors = check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), scores)
+        x = _cosines(name, scores, vectors)
+    own = _margin(name, x, given, angular=angular, margin=margin, what=what, of_features=of_features)
     numbers = None if isinstance(own.scale, Tensor) else ()
-    return reduced(name, SOFTMAX, numbers, evaluation, {"own": own}, like_input(cosines, input), *shared, margin=own)
+    value = reduced(name, SOFTMAX, numbers, evaluation, {"own": own}, x, *shared, margin=own)
+    return like_input(value.to(scores.dtype), input)
 
 
-def _margin(name: str, cosines: Tensor, given: Any, *, angular: bool, margin: float, what: str, of_features: bool) -> native.Margin:
-    """What the kernel takes of them; features have cosines that may be beyond ±1."""
-    axis = min(1, max(0, cosines.ndim - 1))
-    found: Any = moved_last(check_per_row(name, what, given, cosines, axis, *scale_domain(cosines.dtype)), axis)
-    limit = math.inf if of_features else 1 + 4 * torch.finfo(cosines.dtype).eps
+def _margin(name: str, x: Tensor, given: Any, *, angular: bool, margin: float, what: str, of_features: bool) -> native.Margin:
+    """What the kernel takes of cosines; features have cosines that may be beyond ±1."""
+    axis = min(1, max(0, x.ndim - 1))
+    found: Any = moved_last(check_per_row(name, what, given, x, axis, *scale_domain(x.dtype)), axis)
+    limit = math.inf if of_features else 1 + 4 * torch.finfo(x.dtype).eps
     return native.Margin(found if what == "scale" else 1 / found, margin, int(angular), limit)
 
 
 def evaluation(batch: Batch, own: native.Margin) -> Evaluation:
     def composite(batch: Batch) -> Tensor:
         check_cosines(batch, own.limit)
-        return batch.reduce(batch.cost(LOG_SOFTMAX(own.scale * _with_margin(batch, bool(own.angular), own.size))))
+        return batch.reduce(batch.cost(LOG_SOFTMAX(own.scale * _with_margin(batch, own))))
 
     def of_cosines(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
         values, slope = native.loss(SOFTMAX.kernel, x, target, theta=(), fenchel=False, margin=own, **account)  # type: ignore[arg-type]
@@ -129,15 +130,14 @@ def check_cosines(batch: Batch, limit: float) -> None:
 
 
 def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
-    """Cosines (N, C, d…) of features (N, D, d…), or (C) of (D), with class vectors (C, D)."""
+    """Cosines (N, C, d…) of features (N, D, d…), or (C) of (D), with class vectors (C, D), in the dtype that computes them."""
     axis = 0 if features.ndim == 1 else 1
     if features.ndim == 0 or vectors.ndim != 2 or features.shape[axis] != vectors.shape[1]:
         raise ValueError(
             f"{name}: class_vectors must be (classes, {features.shape[axis] if features.ndim else 'D'}) for features of shape "
             f"{tuple(features.shape)}, got {tuple(vectors.shape)}"
         )
-    unit = torch.nn.functional.normalize
-    return torch.matmul(unit(features, dim=axis).movedim(axis, -1), unit(vectors, dim=-1).to(features.dtype).T).movedim(-1, axis)
+    return cosines(features.movedim(axis, -1), vectors).movedim(-1, axis)
 
 
 def _cosines_of_dtensors(name: str, features: Any, vectors: Any) -> Any:
@@ -147,14 +147,15 @@ def _cosines_of_dtensors(name: str, features: Any, vectors: Any) -> Any:
     return _cosines(name, features, vectors)
 
 
-def _with_margin(batch: Batch, angular: bool, margin: float) -> Tensor:
+def _with_margin(batch: Batch, own: native.Margin) -> Tensor:
     """The margin on the target's cosine; on each cosine in proportion to its probability for soft targets."""
-    with_margin = additive_angle if angular else additive_cosine
+    eps = (own.limit - 1) / 4 if own.limit < math.inf else torch.finfo(batch.scores.dtype).eps  # of cosines as they came
+    with_margin = partial(additive_angle, eps=eps) if own.angular else additive_cosine
     if batch.soft is not None:
-        return with_margin(batch.scores, margin * batch.soft)
+        return with_margin(batch.scores, own.size * batch.soft)
     index = batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
     chosen = batch.scores.gather(-1, index)
-    return batch.scores.scatter(-1, index, with_margin(chosen, chosen.new_full((), margin)))
+    return batch.scores.scatter(-1, index, with_margin(chosen, chosen.new_full((), own.size)))
 
 
 def am_softmax_loss(
