@@ -184,6 +184,11 @@ def _surrogate(x: Tensor, target: Tensor) -> Tensor:
     return (residual * x).sum() / len(target)
 
 
+def _focal(x: Tensor, target: Tensor, gamma: float) -> Tensor:
+    cost = F.cross_entropy(x, target, reduction="none")
+    return ((1 - (-cost).exp()) ** gamma * cost).mean()
+
+
 def _with_margin(x: Tensor, target: Tensor, margin: float, scale: float) -> Tensor:
     penalty = x.new_full((1, 1), -scale * margin).expand(len(target), 1)
     return F.cross_entropy((scale * x).scatter_add(1, target[:, None], penalty), target)
@@ -243,6 +248,7 @@ PEERS: dict[str, tuple[Peer, ...]] = {
     "eps_cross_entropy": _entmax(partial(_of_share, **_by_default("eps_cross_entropy"))),
     "soft_accuracy_loss": _torch(lambda x, target: -of_target(x.softmax(1), target).mean()),
     "surrogate_loss": _torch(_surrogate),
+    "focal_loss": _torch(partial(_focal, **_by_default("focal_loss"))),
     "sparse_softmax_loss": _torch(
         lambda x, target, k: (x.topk(min(k, x.shape[1]), 1).values.logsumexp(1) - of_target(x, target)).mean()
     ),

@@ -138,6 +138,18 @@ def fenchel_young_loss(
     map: AnyMap = "softmax",
     **params: Any,
 ) -> Array: ...
+def focal_loss(
+    input: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    temperature: Any = 1.0,
+    split_every: Any = None,
+    gamma: Any = 2.0,
+) -> Array: ...
 def log_softmax(
     x: Array,
     dim: int = -1,

@@ -158,6 +158,18 @@ def fenchel_young_loss(
     map: AnyMap = "softmax",
     **params: Any,
 ) -> Tensor: ...
+def focal_loss(
+    shard: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    group: Group = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    temperature: float | Tensor = 1.0,
+    gamma: Any = 2.0,
+) -> Tensor: ...
 def log_softmax(
     shard: Tensor,
     dim: int = -1,

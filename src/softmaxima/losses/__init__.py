@@ -6,6 +6,7 @@ from softmaxima.losses.elastic_cross_entropy import ElasticCrossEntropyLoss, ela
 from softmaxima.losses.entmax_loss import Entmax15Loss, EntmaxLoss, entmax15_loss, entmax_loss
 from softmaxima.losses.eps_cross_entropy import EpsCrossEntropyLoss, eps_cross_entropy
 from softmaxima.losses.fenchel_young import FenchelYoungLoss, fenchel_young_loss
+from softmaxima.losses.focal_loss import FocalLoss, focal_loss
 from softmaxima.losses.margin import (
     AMSoftmaxLoss,
     ArcFace,
@@ -31,6 +32,7 @@ __all__ = [
     "EntmaxLoss",
     "EpsCrossEntropyLoss",
     "FenchelYoungLoss",
+    "FocalLoss",
     "Loss",
     "LossModule",
     "PerturbMaxLoss",
@@ -47,6 +49,7 @@ __all__ = [
     "entmax_loss",
     "eps_cross_entropy",
     "fenchel_young_loss",
+    "focal_loss",
     "perturb_max_loss",
     "soft_accuracy_loss",
     "sparse_softmax_loss",

@@ -30,12 +30,14 @@ class RowForm:
     """How a loss is made of sums over a row.
 
     `of_p(p, n, **options)` = (ℓ(p), ℓ′(p)) of each score, for a loss Σ_c w_c y_c ℓ(p_c) of n classes. Without it the loss is
-    V + Ω(y) − ⟨y, x⟩, times the weight of the row, if it is a Fenchel–Young loss, and Σ_c w_c y_c (V − x_c) otherwise.
+    V + Ω(y) − ⟨y, x⟩, times the weight of the row, if it is a Fenchel–Young loss, and Σ_c w_c y_c (V − x_c) otherwise. It is given
+    log p, and returns ∂ℓ/∂log p, of a loss of softmax that is `of_log`.
     """
 
     map: FindMap
     fenchel: bool = False
     of_p: Callable[..., tuple[Tensor, Tensor]] | None = None
+    of_log: bool = False
 
 
 Chunk = tuple[Part, Tensor, Tensor | None]  # a part, its targets, and the weights of its classes
@@ -258,7 +260,7 @@ def bind(
     if form is None:
         raise ValueError(f"{name}: it has no form in parts; take the loss of whole rows")
     map, params, own = form.map(name, options)
-    found = find_map(map, name)
+    found = find_map("log_softmax" if form.of_log else map, name)
     if found.blocks is None or (form.of_p is None and found.blocks.conjugate is None):
         raise ValueError(f"{name}: {found.name} has no form in parts; take the loss of whole rows")
     if form.fenchel and found.regulariser is None:
