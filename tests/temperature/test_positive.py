@@ -5,6 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import math
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,6 +198,68 @@ def test_every_module_takes_one_and_teaches_it(kind: str):
     changed = made(*given)
     assert not torch.allclose(changed[0] if isinstance(changed, tuple) else changed, found)
     assert "Temperature" in repr(made)
+
+
+def learners() -> dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]]:
+    """What makes each module of a number that learns, and what it is called with: parameters of maps, losses and layers."""
+    hidden, target, x = normal(3, 4).float(), torch.tensor([0, 3, 2]), normal(3, 4).float().tanh()
+    found: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
+        f"{map.name}.{p.name}": (partial(lambda name, what, v: sm.MapModule(name, **{what: v}), map.name, p.name), (x,))
+        for map in sm.maps.REGISTRY.values()
+        for p in map.params
+        if p.gradient is not None and not p.valid(-1.0)
+    }
+    for loss in sm.losses.REGISTRY.values():
+        names = {*loss.own_options} & {"alpha", "gamma", "scale"} | (
+            {"temperature"} if loss.name != "arcface" and loss.name != "cosface" else set()
+        )
+        for what in names:
+            found[f"{loss.name}.{what}"] = (
+                partial(lambda own, what, v: own.module(**{**own.examples[0], what: v}), loss, what),
+                (x, target),
+            )
+    for kind in KINDS_OF_HEADS:
+        found[kind] = (partial(lambda kind, v: head(kind, v)[0], kind), head(kind, 0.5)[1])
+    attention = lambda v: sm.MultiheadAttention(4, 2, batch_first=True, map="entmax", alpha=v)
+    return found | {
+        "entmax of a head": (lambda v: sm.LinearLoss(4, 5, loss=("entmax", v)), (hidden, target)),
+        "focal loss of a head": (lambda v: sm.LinearLoss(4, 5, loss=("focal_loss", v)), (hidden, target)),
+        "alpha of attention": (attention, (hidden[None],) * 3),
+        "gate": (lambda v: sm.MixtureOfMaps(("softmax", "sparsemax"), gate_temperature=v), (x,)),
+        "gumbel": (lambda v: sm.GumbelSoftmax(temperature=v), (x,)),
+    }
+
+
+LEARNERS = learners()
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_a_number_that_learns_beyond_its_domain_is_told_what_holds_it_and_that_does(kind: str):
+    make, given = LEARNERS[kind]
+    bare = nn.Parameter(torch.tensor(1.75))
+    made = make(bare)
+    bare.data.fill_(-0.5)
+    with pytest.raises(ValueError, match=r"hold it there with sm\.Positive") as raised:
+        made(*given)
+    held = eval(str(raised.value).partition("hold it there with ")[2], {"sm": sm})
+    for side in (1.0, -1.0):
+        torch.manual_seed(0)
+        module = make(held)
+        optimiser = torch.optim.SGD(held.parameters(), lr=6.0)
+        for _ in range(5):
+            optimiser.zero_grad()
+            value = module(*given)
+            value = value[0] if isinstance(value, tuple) else value
+            assert bool(value.isfinite().all()), held
+            held.rho.grad = torch.full_like(held.rho, side)
+            optimiser.step()
+
+
+def test_no_example_holds_a_number_with_limits_as_a_bare_parameter():
+    root = Path(sm.__file__).parents[2]
+    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("src/softmaxima/**/*.py"), *root.glob("examples/*.py")]
+    bounded = re.compile(r"\b(alpha|gamma|eps|budget|scale|temperature|tau)=(torch\.)?nn\.Parameter\(")
+    assert [f"{page.name}: {line}" for page in pages for line in page.read_text().splitlines() if bounded.search(line)] == []
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as of
             `torch.nn.MultiheadAttention`.
-        map, temperature, sink, window, params: as of `sm.attention`. A tensor is a buffer, and an `nn.Parameter` a parameter that
+        map, temperature, sink, window, params: as of `sm.attention`. A tensor is a buffer, an `nn.Parameter` a parameter that
             learns, of a shape [num_heads] for one a head; both are in the state dict.
 
     Raises:
@@ -40,7 +40,7 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
     Source: Vaswani et al. (2017), arXiv:1706.03762.
 
     >>> import torch, softmaxima as sm
-    >>> alpha = torch.nn.Parameter(torch.full((4,), 1.5))
+    >>> alpha = sm.Positive(1.5, minimum=1.0, shape=(4,))
     >>> layer = sm.MultiheadAttention(16, 4, batch_first=True, map="entmax", alpha=alpha)
     >>> x = torch.ones(2, 5, 16)
     >>> output, weights = layer(x, x, x)

@@ -133,7 +133,8 @@ def check_dim(name: str, dim: Any, ndim: int) -> int:
 
 def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], domain: str) -> float | Tensor:
     """A number that is `valid`, or a tensor of such numbers, of any shape; of a module, such as `Temperature`, what it says now."""
-    if isinstance(value, torch.nn.Module):
+    learns = isinstance(value, torch.nn.Module)
+    if learns:
         value = said(name, what, value)
     if type(value) is float or (not isinstance(value, Tensor) and as_number(value) is not None):
         return check_number(name, what, value, valid, domain)
@@ -143,8 +144,33 @@ def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], d
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name}: {what} must be real, got {tensor.dtype}")
     if is_concrete(tensor) and not bool((right := valid(values := tensor.detach().double())).all()):
-        raise ValueError(f"{name}: {what} must be {domain}, got a tensor with {float(values[~right][0])}")
+        wrong = float(values[~right][0])
+        held = (
+            f"; {held_by(valid, sizes(tensor))}" if (learns or tensor.requires_grad) and wrong == wrong and not valid(-1.0) else ""
+        )
+        raise ValueError(f"{name}: {what} must be {domain}, got a tensor with {wrong}{held}")
     return tensor
+
+
+def held_by(valid: Callable[[Any], Any], shape: tuple[int, ...]) -> str:
+    """What keeps a positive number that learns where it is `valid`: the limits that it has there, but for those of a dtype."""
+    init = next(v for v in (1.0, 1.5, 0.5, 0.01, 100.0) if valid(0.99 * v) and valid(1.01 * v))
+    least, most = (_farthest(valid, init, end) for end in (0.0, 1e308))
+    named = {
+        "minimum": f"{least:.6g}" * (least > 1e-30),
+        "maximum": f"{most:.6g}" * (most < 1e30),
+        "shape": f"{shape}" * bool(shape),
+    }
+    return f"hold it there with sm.Positive({', '.join([f'{init:g}', *(f'{key}={v}' for key, v in named.items() if v)])})"
+
+
+def _farthest(valid: Callable[[Any], Any], inside: float, outside: float) -> float:
+    """The last number that is `valid` on the way out."""
+    if valid(outside):
+        return outside
+    while (middle := inside / 2 + outside / 2) not in (inside, outside):
+        inside, outside = (middle, outside) if valid(middle) else (inside, middle)
+    return inside
 
 
 def said(name: str, what: str, module: torch.nn.Module) -> Any:

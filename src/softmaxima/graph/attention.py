@@ -117,7 +117,7 @@ class MapGATConv(_MapConv, pyg.GATConv):
 
     Args:
         map: a name or a function of a map, or its module, which has temperature and parameters of its own: `sm.Sparsemax()`,
-            `sm.Entmax(alpha=torch.nn.Parameter(torch.tensor(1.5)))`. The module's dim has no meaning here.
+            `sm.Entmax(alpha=sm.Positive(1.5, minimum=1.0))`. The module's dim has no meaning here.
         options, more: those of torch_geometric's, and of a name or a function temperature and parameters of the map: `alpha=1.3`.
 
     Raises:

@@ -97,7 +97,8 @@ def replace_attention(
 
     Raises:
         TypeError, ValueError: Before anything is changed, as `sm.attention` does, and for every tensor: what learns belongs to one
-            module, `model.layer.self_attn.alpha = nn.Parameter(…)` of an `sm.MultiheadAttention` that was given `alpha`.
+            module, `model.layer.self_attn.alpha = sm.Positive(1.5, minimum=1.0)` of an `sm.MultiheadAttention` that was given
+            `alpha`.
 
     Cost: that of `sm.attention` for each call.
 

@@ -562,8 +562,8 @@ def as_labels(name: str, target: Any) -> Tensor:
 class LossModule(OptionsModule):
     """A loss as a module. Subclasses name the function that they mirror.
 
-    `weight` is a buffer; parameters of the loss may be numbers, tensors or `nn.Parameter`. Raises TypeError or ValueError at once
-    for an option that the loss does not take, or a value that it would refuse.
+    `weight` is a buffer; parameters of the loss may be numbers, tensors or modules such as `Positive`. Raises TypeError or
+    ValueError at once for an option that the loss does not take, or a value that it would refuse.
 
     >>> import torch, softmaxima as sm
     >>> sm.SparsemaxLoss(weight=torch.ones(3), reduction="sum")

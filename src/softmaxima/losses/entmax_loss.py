@@ -45,7 +45,7 @@ def entmax_loss(
 
 
 class EntmaxLoss(LossModule):
-    """`entmax_loss` as a module; give an `nn.Parameter` as α to learn it.
+    """`entmax_loss` as a module; give `Positive(1.5, minimum=1.0)` as α to learn it.
 
     >>> import torch, softmaxima as sm
     >>> sm.EntmaxLoss(alpha=1.0)(torch.zeros(1, 2), torch.tensor([0]))

@@ -53,7 +53,7 @@ def perturb_max_loss(
 
 
 class PerturbMaxLoss(LossModule):
-    """`perturb_max_loss` as a module; give an `nn.Parameter` as the scale to learn it.
+    """`perturb_max_loss` as a module; give `Positive(1.0)` as the scale to learn it.
 
     >>> import torch, softmaxima as sm
     >>> sm.PerturbMaxLoss("uniform")(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))

@@ -15,12 +15,15 @@ class MapModule(OptionsModule):
     """A map as a module, over scores of any shape.
 
     `map` is a registered name, the function of a map (`sm.sparsemax`) or a `Map`. Temperature and parameters may be numbers,
-    tensors (buffers), `nn.Parameter` (learnt) or modules that say them, such as `Temperature`. Raises TypeError or ValueError at
-    once for what the map would refuse.
+    tensors (buffers), `nn.Parameter` (learnt) or modules that say them, such as `Positive`, which learns within its
+    limits. Raises TypeError or ValueError at once for what the map would refuse.
 
     >>> import torch, softmaxima as sm
-    >>> sm.MapModule("entmax", dim=0, alpha=torch.nn.Parameter(torch.tensor(1.5)))
-    MapModule(map=entmax, dim=0, temperature=1.0, alpha=Parameter())
+    >>> sm.MapModule("entmax", dim=0, alpha=sm.Positive(1.5, minimum=1.0))
+    MapModule(
+      map=entmax, dim=0, temperature=1.0
+      (alpha): Positive(1.5, minimum=1, maximum=8.507e+37, parametrization='exp')
+    )
     """
 
     def __init__(self, map: AnyMap, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0, **params: Any) -> None:

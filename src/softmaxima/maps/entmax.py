@@ -147,7 +147,7 @@ def entmax(
 
 
 class Entmax(MapModule):
-    """`entmax` as a module; give an `nn.Parameter` as α to learn it.
+    """`entmax` as a module; give `Positive(1.5, minimum=1.0)` as α to learn it.
 
     >>> import torch, softmaxima as sm
     >>> sm.Entmax(alpha=1.25, dim=1)

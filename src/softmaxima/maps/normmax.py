@@ -178,7 +178,7 @@ def normmax(
 
 
 class Normmax(MapModule):
-    """`normmax` as a module; give an `nn.Parameter` as α to learn it.
+    """`normmax` as a module; give `Positive(1.5, minimum=1.0)` as α to learn it.
 
     >>> import torch, softmaxima as sm
     >>> sm.Normmax(alpha=3.0)(torch.tensor([1.0, 0.0]))
