@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.arguments import Array, as_map_scores, as_scores, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.evaluation import linearise
 from softmaxima.core.jacobian import narrowed
+from softmaxima.core.public import public
 from softmaxima.maps import find_map
 
 __all__ = ["hessian_vector_product", "jacobian"]
 
 
+@public
 def jacobian(
     map: AnyMap,
     x: Array,
-    dim: int = -1,
+    dim: int | Sequence[int] = -1,
     *,
     temperature: float | Array = 1.0,
     where: Array | None = None,
@@ -45,13 +47,14 @@ def jacobian(
            [ 0. ,  0. ,  0. ]])
     """
     found = find_map(map, "jacobian")
-    scores = as_scores(found.name, x)
+    scores = as_map_scores(found.name, x)
     with torch.no_grad():
         local, tau = linearise(found, scores, dim, temperature, where, params)
         matrix = local.matrix(tau)
     return like_input(narrowed(matrix, scores.dtype), x)
 
 
+@public
 def hessian_vector_product(loss: Callable[[Tensor], Tensor], x: Array, v: Array) -> Array:
     """`H v` with H the Hessian of `loss` at x, without forming H: the forward derivative of the gradient.
 

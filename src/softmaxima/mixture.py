@@ -23,6 +23,7 @@ from softmaxima.core.arguments import as_scores, check_dim, check_scores, check_
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_number, described
+from softmaxima.core.public import public
 from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import is_concrete
 from softmaxima.losses._classification import check_labels, check_shared, check_target
@@ -39,6 +40,7 @@ COLDEST, HOTTEST = 0.05, 20.0  # temperatures of maps that are given by name
 MOST_ALPHA = 3.0
 
 
+@public
 class MixtureOfMaps(nn.Module):
     """A layer p = Σ_k w_k map_k(x/τ_k; θ_k) that learns which map suits the data: weights w, temperatures τ and parameters θ.
 

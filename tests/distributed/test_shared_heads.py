@@ -717,7 +717,7 @@ def told(rank: int, what: str) -> str:
         ("sampler", "sampler must be of the layer's 4 classes, got one of 12"),
         ("k", "k must be at most 12, the number of classes, got 13"),
         ("loss", "unknown loss 'sparsemox'; did you mean 'sparsemax'"),
-        ("unknown", "unknown option outputs; its options are bias, chunk"),
+        ("unknown", "unknown argument 'outputs'; it takes: bias, chunk"),
         ("count", "total must have no axes, got shape (3, 4); take the loss with reduction='sum'"),
         ("second derivative", "there is no second derivative; take the loss of whole rows"),
     ],

@@ -237,7 +237,7 @@ def test_a_state_without_a_legal_action_is_named():
         (lambda: Policy(torch.zeros(3), "elastic_softmax"), "map must give probabilities that sum to 1, got 'elastic_softmax'"),
         (lambda: Policy(torch.zeros(3), "budget_sparsemax"), "whose mass may be another"),
         (lambda: Policy(torch.zeros(3), "nonsense"), "unknown map 'nonsense'"),
-        (lambda: Policy(torch.zeros(3), alpha=2.0), "unknown parameter alpha"),
+        (lambda: Policy(torch.zeros(3), alpha=2.0), "unknown argument 'alpha'"),
         (lambda: Policy([0.0, 1.0]), "scores must be a torch.Tensor, got list"),
         (lambda: Policy(torch.tensor(1.0)), "an axis of actions"),
         (lambda: Policy(torch.zeros(3), temperature=0.0), "temperature must be positive"),

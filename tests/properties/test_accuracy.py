@@ -210,7 +210,7 @@ def test_softmax_and_its_relatives_keep_their_last_digits(kind: torch.dtype, tem
 def test_elastic_softmax_keeps_its_digits_at_any_level(beta: float):
     for gaps in (4 * normal(50, 3), 200 * normal(50, 3)):
         for dim in (0, 1):
-            p = sm.elastic_softmax(beta + gaps, dim, beta=beta)
+            p = sm.elastic_softmax(beta + gaps, dim=dim, beta=beta)
             exact = np.exp(wide(beta + gaps) - Wide(beta))
             exact /= 1 + exact.sum(dim, keepdims=True)
             assert_within(4, p, exact, exact > 1e-300)
@@ -231,12 +231,12 @@ def test_elastic_softmax_is_right_where_the_level_is_near_a_huge_score():
         rows = sm.in_parts("elastic_softmax", temperature=tau, beta=beta)
         assert_within(4, torch.cat(list(rows.probabilities([x[:1], x[1:]]))), e / (1 + e.sum()))
         assert_within(4, sm.elastic_softmax(x, temperature=tau, beta=beta), e / (1 + e.sum()))
-        columns = sm.elastic_softmax(x[:, None].expand(-1, 70).contiguous(), 0, temperature=tau, beta=beta)
+        columns = sm.elastic_softmax(x[:, None].expand(-1, 70).contiguous(), dim=0, temperature=tau, beta=beta)
         assert_within(4, columns[:, 0], e / (1 + e.sum()))
     for tau in (1e-30, 1e-300):
         x = torch.full((2, 1), -1e10 if tau < 1e-100 else -1e300, dtype=torch.float64)
         for dim, rows in ((0, x), (1, x.T.contiguous())):
-            assert bool((sm.elastic_softmax(rows, dim, beta=-INF, temperature=tau) == 0.5).all())
+            assert bool((sm.elastic_softmax(rows, dim=dim, beta=-INF, temperature=tau) == 0.5).all())
 
 
 @pytest.mark.parametrize("rows", [3, 40])

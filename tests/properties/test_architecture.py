@@ -15,6 +15,7 @@ HOUSE = Path(softmaxima.__file__).parent
 STOREYS = (
     "core.writing",
     "core.numbers",
+    "core.public",
     "core.places",
     "core.error_free",
     "core.tracing",

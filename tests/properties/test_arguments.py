@@ -235,6 +235,7 @@ def beyond(name: str, what: str, whole: bool) -> tuple[float, ...]:
         return math.inf, math.nan
     return {
         "ignore_index": (),
+        "threshold": (math.nan,),
         "zero_point": (math.inf, math.nan),
         "around": (math.inf, math.nan),
         "maximum": (math.inf, math.nan),
@@ -293,6 +294,85 @@ def test_numpy_numbers_do_what_python_numbers_do(name: str, function: Any, param
         (np.array(value), np.int64(value), torch.tensor(value)) if isinstance(value, int) else (np.array(value), np.float64(value))
     ):
         assert equal(result(number), expected)
+
+
+# Names of arguments --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "function"), [pair for pair in functions() if pair[0] != "matrix_logsumexp"])
+def test_an_argument_by_another_name_is_told_its_own(name: str, function: Any):
+    """Whether torch, NumPy, SciPy or a paper calls it so."""
+    known = signature(name, function).parameters
+    for foreign, own in (("axis", "dim"), ("keepdims", "keepdim"), ("mask", "where"), ("tau", "temperature"), ("nonsense_", "")):
+        if foreign in known:
+            continue
+        with pytest.raises(TypeError, match=rf"^({name}|{ELSEWHERE.get(name)}): unknown argument '{foreign}'") as caught:
+            function(**arguments(name, function, "") | {foreign: 1})
+        assert own not in known or f"did you mean '{own}'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "function"), [pair for pair in functions() if pair[0] != "matrix_logsumexp"])
+def test_what_is_given_by_name_only_says_so(name: str, function: Any):
+    parameters = signature(name, function).parameters.values()
+    places = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    with pytest.raises(TypeError, match=rf"^{name}: .* got 1") as caught:
+        function(*[None] * len(places), 1, **dict.fromkeys(named, 1))
+    assert not named or f"write {named[0]}=1" in str(caught.value)
+
+
+# Axes and dtypes ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dims", [(1, 2), (2, 0), [-1, 1], (0, 1, 2), (1,)], ids=str)
+def test_several_axes_count_as_one(case: Case, dims: Any):
+    x, where, g = normal(2, 3, 4), normal(2, 3, 1, seed=1) > -2, normal(2, 3, 4, seed=2)
+    axes = tuple(sorted(d % 3 for d in dims))
+    tau = torch.rand([1 if d in axes else n for d, n in enumerate(x.shape)], dtype=torch.float64) + 0.5
+    last = tuple(range(3 - len(axes), 3))
+    shape = x.movedim(axes, last).shape
+    flat = lambda value: value.expand(2, 3, 4).movedim(axes, last).flatten(3 - len(axes))
+    for options in ({}, {"where": where}, {"temperature": tau, "where": where}):
+        z, y = x.clone().requires_grad_(), x.clone().requires_grad_()
+        beside = {key: flat(value) if key == "where" else flat(value)[..., :1] for key, value in options.items()}
+        expected = case(flat(y), **beside).reshape(shape).movedim(last, axes)
+        found = case(z, dims, **options)
+        torch.testing.assert_close(found, expected)
+        np.testing.assert_array_equal(case(x.numpy(), dims, **{key: v.numpy() for key, v in options.items()}), found.detach())
+        finite = expected > -math.inf
+        found[finite].backward(g[finite])
+        expected[finite].backward(g[finite])
+        torch.testing.assert_close(z.grad, y.grad)
+    module = sm.MapModule(case.map, dims, **case.params)
+    torch.testing.assert_close(module(x), case(x, dims))
+
+
+def test_scores_are_converted_to_a_dtype_first(case: Case, dtype: torch.dtype):
+    scores = 4 * normal(3, 5)
+    for x in (scores.half(), scores, scores.bfloat16(), scores.to(torch.int64), scores.int() > 0):
+        found, expected = case(x, dtype=dtype), case(x.to(dtype))
+        assert equal(found, expected)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert case(x, dtype=dtype).dtype == dtype
+        if dtype == torch.bfloat16 or x.dtype == torch.bfloat16:
+            continue
+        for kind in (dtype, str(dtype).removeprefix("torch."), expected.numpy().dtype):
+            assert equal(case(x.numpy(), dtype=kind), expected.numpy())
+    plain = scores.float().requires_grad_()
+    twin = plain.detach().clone().requires_grad_()
+    case.probabilities(plain, dtype=dtype).sum().backward()
+    case.probabilities(twin.to(dtype)).sum().backward()
+    assert equal(plain.grad, twin.grad)
+
+
+PROMOTING = [sm.softmin, sm.logsumexp, sm.log_mean_exp, sm.logcumsumexp, sm.real_softmax, sm.softplus, sm.inverse_softplus]
+
+
+def test_integers_count_as_torch_s_default_dtype_or_float64_of_numpy(case: Case):
+    for x in (torch.tensor([3, 1, 2]), torch.tensor([3, 1, 2], dtype=torch.uint8), torch.tensor([True, False, True])):
+        for function in (case, *PROMOTING, lambda x: sm.logaddexp(x, x), lambda x: sm.logmatmulexp(x[None], x[:, None])):
+            assert equal(function(x), function(x.float()))
+            assert equal(function(x.numpy()), function(x.numpy().astype(float)))
 
 
 # Tensors that are not what lies in memory ---------------------------------------------------------------------------------------

@@ -511,7 +511,7 @@ def test_losses_in_parts_refuse_what_the_whole_refuses(target: list, options: di
     y = torch.tensor(target)
     with pytest.raises(ValueError, match=f"sparsemax_loss: .*{message}"):
         LOSSES["sparsemax_loss"].in_parts([normal(1, 2)], [y] if y.is_floating_point() else y, **options)
-    with pytest.raises(TypeError, match="sparsemax_loss: unknown option alpha; this loss takes: none"):
+    with pytest.raises(TypeError, match="sparsemax_loss: unknown argument 'alpha'; loss 'sparsemax_loss' takes: none"):
         LOSSES["sparsemax_loss"].in_parts([normal(1, 2)], torch.tensor([0]), alpha=2.0)
 
 

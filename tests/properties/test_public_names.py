@@ -78,7 +78,7 @@ def test_function_and_module_of_a_map_are_its_contract(name: str):
     module = getattr(sm, next(n for n in NAMES if n.lower() == name.replace("_", "")))
     x, where = normal(3, 4), normal(3, 4, seed=1) > -1
     expected = REGISTRY[name](x, 0, temperature=2.0, where=where)
-    torch.testing.assert_close(function(x, 0, temperature=2.0, where=where), expected)
+    torch.testing.assert_close(function(x, dim=0, temperature=2.0, where=where), expected)
     torch.testing.assert_close(module(dim=0, temperature=2.0)(x, where=where), expected)
     defaults = {k: p.default for k, p in inspect.signature(function).parameters.items()}
     for parameter in REGISTRY[name].params:

@@ -196,9 +196,9 @@ def test_rows_of_masks_are_zero_for_any_sink(dtype: torch.dtype, shape: tuple[in
         for tau in (1.0, 0.7):
             for dim in (0, 1):
                 for p in (
-                    sm.elastic_softmax(nothing, dim, beta=beta, temperature=tau),
-                    sm.elastic_softmax(nothing, dim, beta=torch.tensor([[beta]]), temperature=tau),
-                    sm.eps_softmax(nothing, dim, eps=eps, temperature=tau),
+                    sm.elastic_softmax(nothing, dim=dim, beta=beta, temperature=tau),
+                    sm.elastic_softmax(nothing, dim=dim, beta=torch.tensor([[beta]]), temperature=tau),
+                    sm.eps_softmax(nothing, dim=dim, eps=eps, temperature=tau),
                 ):
                     assert bool((p == 0).all()), beta
         for loss, option in ((sm.elastic_cross_entropy, {"beta": beta}), (sm.eps_cross_entropy, {"eps": eps})):

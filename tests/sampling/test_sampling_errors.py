@@ -59,7 +59,7 @@ REFUSED: list[tuple[str, Callable[[torch.Generator], Any], str]] = [
     (
         "an option",
         lambda g: s.expectation(X, F, "reinmax", tau=1.0, generator=g),
-        "tau.; estimator='reinmax' has the options temperature",
+        "'tau'; did you mean 'temperature'.; estimator='reinmax' takes: temperature",
     ),
     ("no draw", lambda g: s.straight_through(X, draw=False, generator=g), "generator is for draws"),
     ("pairs", lambda g: s.perturbed_argmax(X, F, samples=2, antithetic=True, generator=g), "samples must be at least 4"),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, check_device, check_value
 from softmaxima.core.contract import Map, find_map
-from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number, nearest
+from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number
 from softmaxima.core.tracing import is_concrete, sizes
 
 
@@ -122,7 +122,7 @@ def check_request(
     found = find_map(map, name)
     if found.properties.logarithmic:
         raise ValueError(f"{name}: map must give probabilities, got {found.name!r}, which gives their logarithms")
-    _check_known(name, found, params or {}, function)
+    found.complete(params or {}, name, () if function is None else inspect.signature(function).parameters.keys() - {"params"})
     check_kinds(name, query=query, key=key, value=value)
     query, key, value = (_check_projection(name, what, x) for what, x in (("query", query), ("key", key), ("value", value)))
     _check_alike(name, query, key, value)
@@ -170,20 +170,6 @@ def with_params(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a map in attention as `check_request` has them: the map's parameters by themselves."""
     own = {name: value for name, value in options.items() if name in ("map", "temperature", "sink", "window")}
     return {**own, "params": {name: value for name, value in options.items() if name not in own}}
-
-
-ELSEWHERE = {"where": "attn_mask"}  # what functions of scores call it
-
-
-def _check_known(name: str, map: Map, params: Mapping[str, Any], function: Callable[..., Any] | None) -> None:
-    """That the map has these parameters: what it has not may be an argument that is written wrong."""
-    known = [parameter.name for parameter in map.params]
-    for given in params:
-        if given not in known:
-            own = [] if function is None else [what for what in inspect.signature(function).parameters if what != "params"]
-            meant = ELSEWHERE.get(given)
-            hint = f"; did you mean {meant!r}?" if meant in own else nearest(given, (*own, *known))
-            raise TypeError(f"{name}: unknown argument {given!r}{hint}; map {map.name!r} takes: {', '.join(known) or 'none'}")
 
 
 def check_kinds(name: str, **given: Any) -> None:

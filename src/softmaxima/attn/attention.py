@@ -11,10 +11,12 @@ from softmaxima.attn.arguments import Request, check_request
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_flag
+from softmaxima.core.public import public
 
 NAME = "attention"
 
 
+@public
 def attention(
     query: Array,
     key: Array,

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima.core.public import public
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import softmax
 
 NAME = "merge_attention"
 
 
+@public
 def merge_attention(outputs: Iterable[Array], lses: Iterable[Array]) -> tuple[Array, Array]:
     r"""Attention over all keys, of that over parts of them: exact, in one round.
 

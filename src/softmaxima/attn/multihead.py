@@ -15,10 +15,12 @@ from softmaxima.core.arguments import check_tensor
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_count, check_flag, check_number
+from softmaxima.core.public import public
 
 NAME = "MultiheadAttention"
 
 
+@public
 class MultiheadAttention(WithOptions, nn.MultiheadAttention):
     r"""`torch.nn.MultiheadAttention` with any map from scores to probabilities.
 

@@ -23,6 +23,7 @@ from softmaxima.core.blocks import Part, State
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_count
 from softmaxima.core.parts import InParts, in_parts, no_graph
+from softmaxima.core.public import public
 
 NAME = "attention_in_parts"
 
@@ -121,6 +122,7 @@ class AttentionInParts:
         return {name: like_input(v, self.query) for name, v in (dict(zip(own, found, strict=True)) | learnt).items()}
 
 
+@public
 def attention_in_parts(
     query: Array,
     *,

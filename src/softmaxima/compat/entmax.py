@@ -168,7 +168,7 @@ def entmax_bisect(
     _check_count("entmax_bisect", "n_iter", n_iter)
     if _may_be_below_one(alpha):
         return POSITIVE_ENTMAX(X, dim, alpha=alpha)
-    return _maps.entmax(X, dim, alpha=alpha)
+    return _maps.entmax(X, dim=dim, alpha=alpha)
 
 
 def normmax_bisect(X: Tensor, alpha: float | Tensor = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:

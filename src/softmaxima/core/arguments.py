@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -17,6 +18,7 @@ from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_nu
 from softmaxima.core.tracing import is_concrete, sizes
 
 Array = TypeVar("Array", Tensor, np.ndarray)
+DType = torch.dtype | npt.DTypeLike  # None for that of the scores
 
 
 # The dtype that a map computes in, for each dtype of scores that it takes.
@@ -81,9 +83,37 @@ def as_scores(name: str, x: Any, what: str = "scores") -> Tensor:
     return check_scores(name, as_tensor(name, what, x), what, "float()" if isinstance(x, Tensor) else "astype(float)")
 
 
-def as_floating(name: str, x: Any, integers: torch.dtype | None = None) -> Tensor:
-    """Scores as a floating-point or complex tensor. Integers become `integers`; None: torch's default dtype, float64 for NumPy."""
-    scores = as_tensor(name, "scores", x)
+def as_map_scores(name: str, x: Any, dtype: DType = None, what: str = "scores") -> Tensor:
+    """Real scores of maps and sums, where integers count as in `as_floating`; in a dtype that is given, whatever autocast says."""
+    if dtype is None:
+        return check_scores(name, as_floating(name, x, what=what), what)
+    return as_tensor(name, what, as_dtype(name, x, dtype))
+
+
+def as_dtype(name: str, x: Any, dtype: DType) -> Any:
+    """A tensor or an array in one of the dtypes that maps compute in; anything else as it came."""
+    is_array = isinstance(x, (np.ndarray, np.generic))
+    if not isinstance(dtype, torch.dtype):
+        try:
+            dtype = torch.from_numpy(np.empty(0, np.dtype(dtype))).dtype
+        except TypeError:
+            raise TypeError(
+                f"{name}: dtype must be float64, float32, bfloat16 or float16, got {dtype!r}; pass torch.float32"
+            ) from None
+    if dtype not in COMPUTE_DTYPE or (is_array and dtype == torch.bfloat16):
+        choices = "float64, float32 or float16 for arrays" if is_array else "float64, float32, bfloat16 or float16"
+        raise TypeError(f"{name}: dtype must be {choices}, got {dtype}; pass torch.float32")
+    if (isinstance(x, Tensor) and x.is_complex()) or (is_array and x.dtype.kind == "c"):
+        raise TypeError(f"{name}: scores must be real, got {x.dtype}; take x.real or x.abs()")
+    return x.astype(str(dtype).removeprefix("torch.")) if is_array else x.to(dtype) if isinstance(x, Tensor) else x
+
+
+def as_floating(name: str, x: Any, integers: torch.dtype | None = None, what: str = "scores") -> Tensor:
+    """Scores as a floating-point or complex tensor.
+
+    Integers and booleans become `integers`; None: what torch makes of them in exp, its default dtype, and float64 for NumPy.
+    """
+    scores = as_tensor(name, what, x)
     if scores.is_floating_point() or scores.is_complex():
         return scores
     return scores.to(integers or (torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64))
@@ -129,6 +159,18 @@ def check_dim(name: str, dim: Any, ndim: int) -> int:
     if not -ndim <= dim < ndim:
         raise IndexError(f"{name}: dim must be in [{-ndim}, {ndim - 1}] for scores of {ndim} dimensions, got {dim}")
     return dim % ndim
+
+
+def check_dims(name: str, dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    """`dim` as non-negative axes, which count as one."""
+    if type(dim) is int:
+        return (check_dim(name, dim, ndim),)
+    if dim is None or isinstance(dim, str):
+        raise TypeError(f"{name}: dim must be an int or a tuple of ints, got {dim!r}; tuple(range(x.ndim)) takes all")
+    dims = tuple(check_dim(name, d, ndim) for d in (dim if isinstance(dim, Sequence) else (dim,)))
+    if not dims or len(set(dims)) < len(dims):
+        raise ValueError(f"{name}: dim must name each axis once, and at least one; got {dim}")
+    return dims
 
 
 def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], domain: str) -> float | Tensor:
@@ -194,7 +236,7 @@ def scale_domain(dtype: torch.dtype) -> tuple[Callable[[Any], Any], str]:
 
 
 def check_per_row(
-    name: str, what: str, value: Any, x: Tensor, dim: int, valid: Callable[[Any], Any], domain: str
+    name: str, what: str, value: Any, x: Tensor, dim: int | tuple[int, ...], valid: Callable[[Any], Any], domain: str
 ) -> float | Tensor:
     """A number, or a tensor of x's rank with size 1 along `dim`, that is `valid`."""
     tensor = check_value(name, what, value, valid, domain)
@@ -202,10 +244,11 @@ def check_per_row(
         return tensor
     tensor = check_device(name, what, tensor, x)
     shape = sizes(x)
-    rows_shape = tuple(1 if axis == dim else size for axis, size in enumerate(shape))
+    dims = dim if isinstance(dim, tuple) else (dim,)
+    rows_shape = tuple(1 if axis in dims else size for axis, size in enumerate(shape))
     if not broadcasts(tensor, rows_shape):
         raise ValueError(
-            f"{name}: {what} must broadcast against scores of shape {shape} with size 1 along dim {dim}, "
+            f"{name}: {what} must broadcast against scores of shape {shape} with size 1 along dim {', '.join(map(str, dims))}, "
             f"got shape {sizes(tensor)}; {_reshaping(what, sizes(tensor), rows_shape)}"
         )
     return _of_rank(tensor, x.ndim)
@@ -248,7 +291,7 @@ def _of_rank(tensor: Tensor, rank: int) -> Tensor:
     return tensor[(None,) * (rank - tensor.ndim)] if tensor.ndim < rank else tensor
 
 
-def check_temperature(name: str, temperature: Any, x: Tensor, dim: int) -> float | Tensor:
+def check_temperature(name: str, temperature: Any, x: Tensor, dim: int | tuple[int, ...]) -> float | Tensor:
     """A positive number, or a tensor of positive numbers that broadcasts against the rows."""
     return check_per_row(name, "temperature", temperature, x, dim, *TEMPERATURE)
 
@@ -264,6 +307,13 @@ def rows_last(name: str, x: Tensor, dim: Any, temperature: Any, where: Any) -> t
 def moved_last(value: Any, dim: int) -> Any:
     """A tensor with the axis `dim` last; anything else, and a tensor of which it is, as it came."""
     return value.movedim(dim, -1) if isinstance(value, Tensor) and dim != value.ndim - 1 else value
+
+
+def merged_last(value: Any, dims: tuple[int, ...]) -> Any:
+    """A tensor with the axes `dims` as one, last; anything else as it came."""
+    if len(dims) == 1 or not isinstance(value, Tensor):
+        return moved_last(value, dims[0])
+    return value.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
 
 
 def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:

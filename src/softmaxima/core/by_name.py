@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from softmaxima.core.public import telling
+
 
 @functools.cache
 def by_name(module: str, function: Callable[..., Any], name: str, whole: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -23,7 +25,8 @@ def by_name(module: str, function: Callable[..., Any], name: str, whole: Callabl
     named.__module__, named.__name__, named.__qualname__ = module, name, name
     named.__signature__ = _signature(function, whole)  # type: ignore[attr-defined]
     named.__doc__ = _documentation(function, name, whole)
-    return named
+    called = f"{module.removeprefix('softmaxima.')}.{name}"
+    return telling(named, lambda first: called)
 
 
 def _signature(function: Callable[..., Any], whole: Callable[..., Any] | None) -> inspect.Signature:
@@ -31,7 +34,12 @@ def _signature(function: Callable[..., Any], whole: Callable[..., Any] | None) -
     own = list(known.parameters.values())[1:]
     if whole is None:
         return known.replace(parameters=own)
-    own = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+    by_name = {p.name for p in inspect.signature(whole).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    own = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY) if parameter.name in by_name else parameter
+        for parameter in own
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
     parameters = [*own, *_options(function, whole)]
     return known.replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
 
@@ -44,6 +52,7 @@ def _options(function: Callable[..., Any], whole: Callable[..., Any]) -> list[in
         for parameter in inspect.signature(whole).parameters.values()
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
         and (parameter.name not in known or parameter.kind is parameter.VAR_KEYWORD)
+        and not parameter.name.startswith("_")
     ]
 
 

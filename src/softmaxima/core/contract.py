@@ -14,19 +14,22 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, check_value
+from softmaxima.core.arguments import Array, DType, check_value
 from softmaxima.core.blocks import Blocks
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Jacobian
 from softmaxima.core.numbers import check_int, check_number, nearest
+from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.recorded import remember
 from softmaxima.kernels.native import Kernel
+
+COMMON = ("dim", "temperature", "where", "dtype")  # what all maps take beside their parameters
 
 
 @dataclass(frozen=True)
@@ -166,27 +169,29 @@ class Map:
     def __call__(
         self,
         x: Array,
-        dim: int = -1,
+        dim: int | Sequence[int] = -1,
         *,
         temperature: float | Array = 1.0,
         where: Array | None = None,
+        dtype: DType = None,
         **params: Any,
     ) -> Array:
-        """Evaluate the map of `x / temperature` along `dim`, over the scores that `where` allows."""
-        return evaluate(self, x, dim, temperature, where, params)
+        """Evaluate the map of `x / temperature` along `dim`, over the scores that `where` allows, in `dtype` if that is given."""
+        return evaluate(self, x, dim, temperature, where, params, dtype)
 
     @property
     def function(self) -> Callable[..., Any] | None:
         """The public function, which has the map's name, in the map's file."""
         return getattr(sys.modules.get(self.reference.__module__), self.name, None)
 
-    def complete(self, params: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-        """The parameters in the map's order, defaults filled in; `name` is of what is called, if it is not the map."""
-        unknown = params.keys() - {parameter.name for parameter in self.params}
-        if unknown:
-            known = ", ".join(parameter.name for parameter in self.params) or "none"
-            got, of = ", ".join(sorted(unknown)), "" if name is None else f" of {self.name}"
-            raise TypeError(f"{name or self.name}: unknown parameter {got}{of}; this map takes: {known}")
+    def complete(self, params: Mapping[str, Any], name: str | None = None, beside: Iterable[str] = COMMON) -> dict[str, Any]:
+        """The parameters in the map's order, defaults filled in.
+
+        `name` is of what is called, if it is not the map, and `beside` what else it takes, for messages.
+        """
+        known = [parameter.name for parameter in self.params]
+        for unknown in params.keys() - {*known}:
+            raise unknown_argument(name or self.name, unknown, known, beside, f"map {self.name!r}")
         return {parameter.name: params.get(parameter.name, parameter.default) for parameter in self.params}
 
     def __reduce__(self) -> Any:
@@ -207,6 +212,7 @@ def _restore(module: str, name: str) -> Map:
 REGISTRY: dict[str, Map] = {}
 
 
+@public
 def register(map: Map) -> Map:
     """Add a map to `REGISTRY`, which tests, benchmarks, docs and the command line iterate.
 
@@ -228,6 +234,7 @@ def register(map: Map) -> Map:
 AnyMap = str | Map | Callable[..., Any]  # a registered name, a Map, or the function of one
 
 
+@public
 def find_map(map: AnyMap, name: str = "find_map") -> Map:
     """The map of that name or of that function (`sm.sparsemax`), or the map itself.
 

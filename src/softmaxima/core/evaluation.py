@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from softmaxima.core.arguments import as_scores, check_per_row, check_scores, like_input, moved_last, rows_last
+from softmaxima.core.arguments import (
+    DType,
+    as_dtype,
+    as_map_scores,
+    check_dims,
+    check_per_row,
+    check_temperature,
+    check_where,
+    like_input,
+    merged_last,
+)
 from softmaxima.core.autograd import apply, apply_plain
 from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
 from softmaxima.core.jacobian import Jacobian
 from softmaxima.core.numbers import as_number
 from softmaxima.core.recorded import record
 from softmaxima.core.rowwise import arguments_of, jacobian, named
-from softmaxima.core.tracing import is_recorded
+from softmaxima.core.tracing import is_recorded, sizes
 from softmaxima.kernels import native
 
 if TYPE_CHECKING:
     from softmaxima.core.contract import Map
 
 
-def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]) -> Any:
-    """The map of x/τ along `dim`."""
+def evaluate(
+    map: Map, x: Any, dim: int | Sequence[int], temperature: Any, where: Any, params: Mapping[str, Any], dtype: DType = None
+) -> Any:
+    """The map of x/τ along `dim`, several axes of which count as one, in `dtype` if that is given."""
+    given, x = x, x if dtype is None else as_dtype(map.name, x, dtype)
     calls = native.CALLS
     if calls is not None and not is_dynamo_compiling() and map.kernel is not None and (forward := map.kernel.addresses.forward):
         numbers = plain_numbers(map, params) if map.params else () if not params else None
@@ -36,12 +49,15 @@ def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: M
                 return p
     if is_dtensor(x):
         return form_of_dtensors("map")(map, x, dim, temperature, where, params)
-    scores = as_scores(map.name, x)
-    dim, arguments = _rows_last(map, scores, dim, temperature, where, map.complete(params))
+    scores = as_map_scores(map.name, x, dtype)
+    dims, arguments = _rows_last(map, scores, dim, temperature, where, map.complete(params))
     p = apply(map, *arguments)
-    if dim != p.ndim - 1:
-        p = p.movedim(p.ndim - 1, dim)  # an exporter to ONNX keeps a negative axis as it is
-    return like_input(p if scores.ndim else p.reshape(()), x)
+    if len(dims) > 1:
+        shape = sizes(scores)
+        p = p.reshape(*sizes(p)[:-1], *(shape[d] for d in dims)).movedim(tuple(range(-len(dims), 0)), dims)
+    elif dims[0] != p.ndim - 1:
+        p = p.movedim(p.ndim - 1, dims[0])  # an exporter to ONNX keeps a negative axis as it is
+    return like_input(p if scores.ndim else p.reshape(()), given)
 
 
 def plain_numbers(map: Map, params: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -59,7 +75,7 @@ def plain_numbers(map: Map, params: Mapping[str, Any]) -> tuple[Any, ...] | None
     return values
 
 
-def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int, name: str | None = None) -> list[Any]:
+def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int | tuple[int, ...], name: str | None = None) -> list[Any]:
     """The values of the map's parameters, in its order; `name` is that of a function which is called otherwise than the map."""
     name, values = name or map.name, []
     for parameter in map.params:
@@ -73,19 +89,23 @@ def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int, name:
 
 
 def _rows_last(
-    map: Map, x: Tensor, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]
-) -> tuple[int, tuple[Any, ...]]:
-    """(dim ≥ 0, (x, τ, mask, parameters…) validated, with `dim` moved last)."""
-    dim, *arguments = rows_last(map.name, x, dim, temperature, where)
-    values = check_params(map, params, x if x.ndim else x.reshape(1), dim)
-    return dim, (*arguments, *(moved_last(value, dim) for value in values))
+    map: Map, x: Tensor, dim: int | Sequence[int], temperature: Any, where: Any, params: Mapping[str, Any]
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """(`dim` as axes in order, (x, τ, mask, parameters…) validated, with those axes as one, last)."""
+    dims = tuple(sorted(check_dims(map.name, dim, x.ndim)))
+    x = x if x.ndim else x.reshape(1)
+    tau, mask = check_temperature(map.name, temperature, x, dims), check_where(map.name, where, x)
+    if mask is not None and len(dims) > 1:
+        mask = mask.expand(sizes(x))
+    values = check_params(map, params, x, dims)
+    return dims, tuple(merged_last(value, dims) for value in (x, tau, mask, *values))
 
 
 def linearise(
-    map: Map, x: Tensor, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]
+    map: Map, x: Tensor, dim: int | Sequence[int], temperature: Any, where: Any, params: Mapping[str, Any]
 ) -> tuple[Jacobian, float | Tensor]:
     """(∂p/∂z, τ) at x, rows last and in the compute dtype, τ with two trailing axes."""
-    _, (rows, tau, mask, *values) = _rows_last(map, check_scores(map.name, x), dim, temperature, where, map.complete(params))
+    _, (rows, tau, mask, *values) = _rows_last(map, x, dim, temperature, where, map.complete(params))
     z = arguments_of(map, rows, tau, mask)
     params = named(map, [v.to(z.dtype) if isinstance(v, Tensor) else v for v in values])
     p = record(map, rows.to(z.dtype), tau, mask, values) if is_recorded(rows) else map.forward(z, **params)

@@ -172,8 +172,15 @@ def check_axis(name: str, dim: Any) -> int:
         given = dim if isinstance(dim, float) else f"the function {getattr(dim, '__name__', dim)}"
         raise TypeError(f"{name}: dim must be an int, got {given}; pass an int, and other arguments by name")
     if isinstance(dim, (tuple, list)):
-        raise TypeError(f"{name}: dim must be an int, got {type(dim).__name__} {dim}; make one axis of these by x.flatten() first")
+        raise TypeError(
+            f"{name}: dim must be an int here, got {type(dim).__name__} {dim}; make one axis of these, as x.flatten(1, 2) does"
+        )
     return check_int(name, "dim", dim)
+
+
+def check_axes(name: str, dim: Any) -> int | tuple[int, ...]:
+    """`dim` as an int or several, whatever the number of axes."""
+    return tuple(check_int(name, "dim", each) for each in dim) if isinstance(dim, (tuple, list)) else check_axis(name, dim)
 
 
 def check_flag(name: str, what: str, value: Any) -> bool:

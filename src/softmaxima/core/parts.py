@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
-from softmaxima.core.arguments import Array, as_scores, check_per_row, check_value, check_where, like_input
+from softmaxima.core.arguments import Array, as_map_scores, as_scores, check_per_row, check_value, check_where, like_input
 from softmaxima.core.blocks import Blocks, Part, State, packed, unpacked
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.jacobian import Jacobian, jacobian_of, narrowed, product
 from softmaxima.core.numbers import TEMPERATURE, check_int
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.temperature import over
 from softmaxima.kernels.native import zeros
@@ -79,7 +80,7 @@ class InParts:
 
     def part(self, x: Any, first: int | Tensor = 0, where: Any = None) -> Part:
         """Scores [..., n] of some places of the rows, the axis last, of any dtype; `first` is the place of x[..., 0]."""
-        scores = as_scores("in_parts", x)
+        scores = as_map_scores("in_parts", x)
         if scores.ndim == 0:
             raise ValueError("in_parts: scores need an axis, the last, got a 0-d tensor")
         no_graph("scores", scores)
@@ -238,6 +239,7 @@ class InParts:
         return type(jacobian_of(self.map.sensitivity(one, one, **self.params)))
 
 
+@public
 def in_parts(map: AnyMap, *, temperature: float | Array = 1.0, **params: Any) -> InParts:
     """A map, with its temperature and parameters, over rows whose scores come in parts along the last axis.
 
@@ -345,4 +347,4 @@ def as_given(values: Tensor, where: Tensor | None, part: Part) -> Any:
 
 
 def _dtype(part: Part) -> torch.dtype:
-    return part.x.dtype if part.given is None else as_scores("in_parts", part.given).dtype
+    return part.x.dtype if part.given is None else as_map_scores("in_parts", part.given).dtype

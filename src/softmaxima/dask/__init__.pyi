@@ -23,10 +23,11 @@ __all__ = [
 
 def budget_sparsemax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     budget: Any = 2.0,
 ) -> Array: ...
@@ -55,19 +56,21 @@ def elastic_cross_entropy(
 ) -> Array: ...
 def elastic_softmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     beta: Any = 0.0,
 ) -> Array: ...
 def entmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     alpha: Any = 1.5,
 ) -> Array: ...
@@ -77,6 +80,7 @@ def entmax15(
     *,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
 ) -> Array: ...
 def entmax15_loss(
@@ -118,10 +122,11 @@ def eps_cross_entropy(
 ) -> Array: ...
 def eps_softmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     eps: Any = 1e-06,
 ) -> Array: ...
@@ -156,32 +161,36 @@ def log_softmax(
     *,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
 ) -> Array: ...
 def normmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     alpha: Any = 2.0,
 ) -> Array: ...
 def proportional(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     f: Callable[[Tensor], Tensor] = ...,
 ) -> Array: ...
 def rectified_softmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     empty: Literal["zeros", "uniform"] = "zeros",
 ) -> Array: ...
@@ -204,6 +213,7 @@ def softmax(
     *,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
 ) -> Array: ...
 def sparse_softmax_loss(
@@ -225,6 +235,7 @@ def sparsemax(
     *,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
 ) -> Array: ...
 def sparsemax_loss(
@@ -240,28 +251,31 @@ def sparsemax_loss(
 ) -> Array: ...
 def taylor_softmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     order: int = 2,
 ) -> Array: ...
 def topk_softmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     k: int = 10,
 ) -> Array: ...
 def topp_softmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     p: float = 0.9,
 ) -> Array: ...

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from dask.tokenize import normalize_object, normalize_token
 
+from softmaxima.core.arguments import as_dtype as convert
 from softmaxima.core.arguments import check_scores as check_dtype
 from softmaxima.core.arguments import check_where
 from softmaxima.core.arguments import rows_last as check_rows
@@ -21,7 +22,15 @@ from softmaxima.maps.softmax import SOFTMAX
 
 
 def chunked_map(
-    map: AnyMap, x: Array, dim: int = -1, *, temperature: Any = 1.0, where: Any = None, split_every: Any = None, **params: Any
+    map: AnyMap,
+    x: Array,
+    dim: int = -1,
+    *,
+    temperature: Any = 1.0,
+    where: Any = None,
+    dtype: Any = None,
+    split_every: Any = None,
+    **params: Any,
 ) -> Array:
     """A map of x/τ along `dim`, of a Dask array in whatever chunks.
 
@@ -30,8 +39,8 @@ def chunked_map(
     Args:
         map: a registered name, the function of a map or a `Map`.
         x: scores of any shape, in chunks of known sizes along any axes; a chunk may be empty.
-        dim, temperature, where, params: as of the map. Each may be a NumPy or a Dask array where it may be an array there: it
-            broadcasts against x, temperature and parameters with size 1 along `dim`.
+        dim, temperature, where, dtype, params: as of the map, but that `dim` is one axis. Each may be a NumPy or a Dask array
+            where it may be an array there: it broadcasts against x, temperature and parameters with size 1 along `dim`.
         split_every: how many states are merged at a time, an int of at least 2 or a dict with one for each axis as Dask has it; by
             default what Dask's setting of that name says, or 32.
 
@@ -53,10 +62,14 @@ def chunked_map(
            [0. , 1. , 0. ]])
     """
     found = find_map(map, "dask")
-    return _chunked(f"dask.{found.name}", found, x, dim, temperature, where, split_every, params)
+    return _chunked(
+        f"dask.{found.name}", found, as_dtype(f"dask.{found.name}", x, dtype), dim, temperature, where, split_every, params
+    )
 
 
-def softmin(x: Array, dim: int = -1, *, temperature: Any = 1.0, where: Any = None, split_every: Any = None) -> Array:
+def softmin(
+    x: Array, dim: int = -1, *, temperature: Any = 1.0, where: Any = None, dtype: Any = None, split_every: Any = None
+) -> Array:
     """Softmin, exp(−x_i/τ) / Σ_j exp(−x_j/τ), of a Dask array in whatever chunks. Here +∞ is the score that gets exactly zero.
 
     Arguments, errors and cost as of `chunked_map`.
@@ -66,8 +79,16 @@ def softmin(x: Array, dim: int = -1, *, temperature: Any = 1.0, where: Any = Non
     array([0.096, 0.261, 0.643])
     """
     name = "dask.softmin"
-    check_dtype(name, stand_in(name, "scores", check_scores(name, x)), cast="astype(float)")
-    return _chunked(name, SOFTMAX, -x, dim, temperature, where, split_every, {})
+    return _chunked(name, SOFTMAX, -as_dtype(name, x, dtype), dim, temperature, where, split_every, {})
+
+
+def as_dtype(name: str, x: Any, dtype: Any) -> Array:
+    """Scores in the dtype that is given, integers in float64."""
+    scores = check_scores(name, x)
+    if dtype is None and scores.dtype.kind not in "biu":
+        check_dtype(name, stand_in(name, "scores", scores))
+        return scores
+    return scores.astype(convert(name, np.empty(0, scores.dtype), np.float64 if dtype is None else dtype).dtype)
 
 
 def _chunked(
@@ -77,9 +98,9 @@ def _chunked(
         is_own = REGISTRY.get(found.name) is found
         repair = f"take sm.{found.name} of whole rows, as of x.compute()" if is_own else "give its Map `blocks`"
         raise ValueError(f"{name}: the map does not say how it works on parts; {repair}")
-    scores = check_scores(name, x)
+    scores = x
     split_every = check_split(name, split_every, scores)
-    like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
+    like = stand_in(name, "scores", scores)
     given = found.complete(params, name)
     axis, *_ = check_rows(name, like, dim, stand_in(name, "temperature", temperature), stand_in(name, "where", where))
     values = {p.name: stand_in(name, p.name, given[p.name], p.default if p.kind is float else 1) for p in found.params}

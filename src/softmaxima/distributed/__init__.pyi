@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from softmaxima.core.arguments import DType
 from softmaxima.core.contract import AnyMap
 from softmaxima.distributed.attention import attention as attention
 from softmaxima.distributed.heads import linear_loss as linear_loss
@@ -43,11 +44,12 @@ __all__ = [
 
 def budget_sparsemax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     budget: Any = 2.0,
 ) -> Tensor: ...
 def cross_entropy(
@@ -75,20 +77,22 @@ def elastic_cross_entropy(
 ) -> Tensor: ...
 def elastic_softmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     beta: Any = 0.0,
 ) -> Tensor: ...
 def entmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     alpha: Any = 1.5,
 ) -> Tensor: ...
 def entmax15(
@@ -98,6 +102,7 @@ def entmax15(
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
 ) -> Tensor: ...
 def entmax15_loss(
     shard: Tensor,
@@ -138,11 +143,12 @@ def eps_cross_entropy(
 ) -> Tensor: ...
 def eps_softmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     eps: Any = 1e-06,
 ) -> Tensor: ...
 def fenchel_young_loss(
@@ -177,32 +183,36 @@ def log_softmax(
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
 ) -> Tensor: ...
 def normmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     alpha: Any = 2.0,
 ) -> Tensor: ...
 def proportional(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     f: Callable[[Tensor], Tensor] = ...,
 ) -> Tensor: ...
 def rectified_softmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     empty: Literal["zeros", "uniform"] = "zeros",
 ) -> Tensor: ...
 def soft_accuracy_loss(
@@ -225,6 +235,7 @@ def softmax(
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
 ) -> Tensor: ...
 def sparse_softmax_loss(
     shard: Tensor,
@@ -246,6 +257,7 @@ def sparsemax(
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
 ) -> Tensor: ...
 def sparsemax_loss(
     shard: Tensor,
@@ -260,28 +272,31 @@ def sparsemax_loss(
 ) -> Tensor: ...
 def taylor_softmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     order: int = 2,
 ) -> Tensor: ...
 def topk_softmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     k: int = 10,
 ) -> Tensor: ...
 def topp_softmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     p: float = 0.9,
 ) -> Tensor: ...

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_dim, moved_last, rows_last, said
+from softmaxima.core.arguments import as_map_scores, as_tensor, check_dims, moved_last, rows_last, said
 from softmaxima.core.contract import Map
 from softmaxima.core.dtensors import FORMS
 from softmaxima.core.evaluation import check_params, evaluate
@@ -35,7 +35,7 @@ from softmaxima.distributed.sums import sum_of_shared_rows
 from softmaxima.losses import REGISTRY
 from softmaxima.losses._classification import Evaluation, check_labels, check_shared, prepare
 from softmaxima.losses._parts import LossInParts, bind
-from softmaxima.lse.logsumexp import check_dims, logsumexp
+from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.lse.logsumexp import prepare as prepare_sum
 
 Axes = Sequence[int | None]  # along which axis of the scores an argument's axes run
@@ -170,18 +170,18 @@ def says_a_number(module: nn.Module) -> bool:
     )
 
 
-def of_map(map: Map, x: DTensor, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]) -> DTensor:
-    """The map of x/τ, sharded as x is; where a map has no `blocks`, rows are whole on every rank."""
+def of_map(map: Map, x: DTensor, dim: int | Sequence[int], temperature: Any, where: Any, params: Mapping[str, Any]) -> DTensor:
+    """The map of x/τ, sharded as x is; where a map has no `blocks`, or several axes count as one, rows are whole on every rank."""
     name, every = map.name, range(x.ndim)
-    dim = check_dim(name, dim, x.ndim)
-    layout = laid_out(name, x, (dim,))
-    layout = layout if map.blocks is not None else layout.whole()
+    dims = check_dims(name, dim, x.ndim)
+    layout = laid_out(name, x, dims)
+    layout = layout if map.blocks is not None and len(dims) == 1 else layout.whole()
     tau = layout.beside("temperature", temperature, layout.of_rows)
     values = {what: layout.beside(what, value, layout.of_rows) for what, value in map.complete(params).items()}
     mask, own = layout.beside("where", where, layout.of_scores), layout.own()
     if not layout.along:
-        return layout.put(evaluate(map, own, dim, tau, mask, values), every)
-    scores = as_scores(name, own)
+        return layout.put(evaluate(map, own, dims, tau, mask, values), every)
+    (dim,), scores = dims, as_map_scores(name, own)
     _, rows, tau, mask = rows_last(name, scores, dim, tau, mask)
     params_last = [moved_last(value, dim) for value in check_params(map, values, scores, dim)]
     ranks = ranks_along(name, layout.mesh, layout.along)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, moved_last, rows_last
+from softmaxima.core.arguments import DType, as_map_scores, moved_last, rows_last
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.parts import InParts
@@ -29,6 +29,7 @@ def shared_map(
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     **params: Any,
 ) -> Tensor:
     """A map of whole rows x/τ, of which every rank of a group has the scores `shard`, in the order of ranks.
@@ -42,7 +43,8 @@ def shared_map(
         shard: this rank's scores, of any dtype. All axes but `dim` are the same on every rank; along `dim` each may have any number
             of scores, and none. In the order of ranks they are the rows.
         group: a process group, a mesh of one axis, or None for all ranks.
-        dim, temperature, where, params: as of the map; `where` is of this rank's scores. Temperature and parameters are the same
+        dim, temperature, where, dtype, params: as of the map, but that `dim` is one axis; `where` is of this rank's scores.
+            Temperature and parameters are the same
             on every rank to the last bit, a function by its code and what it holds; each gets the gradient of whole rows by one
             that requires grad.
 
@@ -67,9 +69,9 @@ def shared_map(
         name = f"distributed.{found.name}"
         if found.blocks is None:
             raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
-        x = as_scores(name, shard)
+        x = as_map_scores(name, shard, dtype)
         axis, rows, tau, mask = rows_last(name, x, dim, temperature, where)
-        values = [moved_last(value, axis) for value in check_params(found, found.complete(params), x, axis, name)]
+        values = [moved_last(value, axis) for value in check_params(found, found.complete(params, name), x, axis, name)]
     named = {parameter.name: value for parameter, value in zip(found.params, values, strict=True)}
     options = {"map": found, "rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": axis, "temperature": tau, **named}
     same = alike(options, learning={"scores": rows, "temperature": tau, **named})
@@ -84,6 +86,7 @@ def softmin(
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
 ) -> Tensor:
     """Softmin of whole rows, exp(−x_i/τ) / Σ_j exp(−x_j/τ), of which every rank of a group has the scores `shard`.
 
@@ -92,7 +95,7 @@ def softmin(
     """
     name = "distributed.softmin"
     with ranks_of(name, group).telling(name):
-        x = as_scores(name, shard)
+        x = as_map_scores(name, shard, dtype)
     return shared_map(SOFTMIN, -x, dim, group=group, temperature=temperature, where=where)
 
 

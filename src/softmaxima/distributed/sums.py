@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
-from softmaxima.core.arguments import as_scores
+from softmaxima.core.arguments import as_map_scores, check_dims
 from softmaxima.core.contract import find_map
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
@@ -22,7 +22,7 @@ from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
-from softmaxima.lse.logsumexp import check_dims, prepare
+from softmaxima.lse.logsumexp import prepare
 
 NAME = "distributed.logsumexp"
 
@@ -57,7 +57,7 @@ def logsumexp(
     """
     ranks = ranks_of(NAME, group)
     with ranks.telling(NAME):
-        x = as_scores(NAME, shard)
+        x = as_map_scores(NAME, shard)
         dims = check_dims(NAME, dim, x.ndim)
         rows, tau, mask, _, shape = prepare(NAME, x, dims, keepdim, where, temperature)
     options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": dims, "keepdim": keepdim, "temperature": tau}

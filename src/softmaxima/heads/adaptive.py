@@ -26,6 +26,7 @@ from torch.nn.functional import linear, pad
 
 from softmaxima.core.arguments import as_tensor, check_values
 from softmaxima.core.numbers import check_flag, check_int, check_number, described
+from softmaxima.core.public import public
 from softmaxima.heads.arguments import check_place
 from softmaxima.heads.factored import FactoredHead, draw_each
 from softmaxima.heads.linear_loss import linear_loss
@@ -39,6 +40,7 @@ FREE = ("frequencies", "temperature", "class_weight", "ignore_index", "reduction
 CLUSTERS, FEATURES = 4, 8  # of cutoffs that are chosen: so many clusters at most, those after the first with so many features
 
 
+@public
 class AdaptiveSoftmax(FactoredHead):
     r"""A softmax over very many classes, some much more frequent than others, after Grave et al. (2017).
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device
 from softmaxima.core.numbers import described
+from softmaxima.core.public import unknown_argument
 from softmaxima.core.tracing import sizes
 from softmaxima.losses._classification import check_labels
 
@@ -74,8 +75,8 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
     """Those of a module that go to a function of (hidden, weight, target, *, …)."""
     parameters = inspect.signature(function).parameters.values()
     known = sorted(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    if unknown := sorted(options.keys() - known):
-        raise TypeError(f"{name}: unknown option {', '.join(unknown)}; its options are {', '.join(known)}")
+    for unknown in options.keys() - known:
+        raise unknown_argument(name, unknown, known)
 
 
 def check_place(name: str, device: Any, dtype: Any) -> dict[str, Any]:

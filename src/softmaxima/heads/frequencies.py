@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import as_tensor, check_values
 from softmaxima.core.numbers import check_count, check_number
+from softmaxima.core.public import public
 
 
 class KeepsDouble(nn.Module):
@@ -29,6 +30,7 @@ class KeepsDouble(nn.Module):
 MULTIPLIERS = (-7046029254386353131, -4417276706812531889, 1609587929392839161, -8796714831421723037)
 
 
+@public
 class StreamingFrequency(KeepsDouble):
     """Log Q of items of any int64 ids, however many, for losses whose negatives are the batch's own items.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.numbers import check_choice, check_count, check_flag
+from softmaxima.core.public import public
 from softmaxima.heads import tree_descent
 from softmaxima.heads.arguments import check_place
 from softmaxima.heads.factored import FactoredHead
@@ -18,6 +19,7 @@ from softmaxima.heads.trees import Tree, check_frequencies
 SAVED = ("tree_children", "tree_counts")  # what the state dict has of a tree, from which its other tables follow
 
 
+@public
 class HierarchicalSoftmax(FactoredHead):
     r"""A softmax over very many classes that decides node by node of a tree whose leaves are the classes.
 

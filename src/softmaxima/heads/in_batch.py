@@ -19,6 +19,7 @@ from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete, may_differentiate, sizes, transforming
 from softmaxima.heads.corrections import CORRECTIONS, check_log_q, check_removal, target_correction
 from softmaxima.heads.labelled import HELD, slices
@@ -50,6 +51,7 @@ class Pairs:
         return cross_entropy(scores, place[some], reduction="none")
 
 
+@public
 def in_batch_softmax_loss(
     queries: Any,
     items: Any,
@@ -210,6 +212,7 @@ def _check_others(name: str, log_q: Tensor, ids: Tensor | None) -> None:
             raise ValueError(f"{name}: log_q gives item {place} the probability 1, but others are in the batch; give each its own")
 
 
+@public
 class InBatchSoftmax(WithOptions, nn.Module):
     """`in_batch_softmax_loss` as a module, which may learn log Q from the batches that it sees.
 

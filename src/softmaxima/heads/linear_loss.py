@@ -28,6 +28,7 @@ from softmaxima.core.numbers import (
     check_number,
     described,
 )
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.heads.arguments import check_bias, check_hidden, check_options, check_place, check_weight
 from softmaxima.heads.exact import best_classes
@@ -53,6 +54,7 @@ class LinearOutputs(NamedTuple):
     entropy: Tensor | None = None
 
 
+@public
 def linear_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -318,6 +320,7 @@ def check_z_loss(name: str, request: Request) -> None:
         raise ValueError(f"{name}: z_loss needs a loss with ∂L/∂x = p − y of a map with a regulariser, got {request.loss.name}")
 
 
+@public
 class LinearLoss(WithOptions, nn.Module):
     """`linear_loss` as a module, the last layer of a network and its loss in one.
 

@@ -13,6 +13,7 @@ from softmaxima.core.arguments import Array, as_scores, as_tensor, check_value, 
 from softmaxima.core.cosines import cosines, unit
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_number
+from softmaxima.core.public import public
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight
 from softmaxima.heads.exact import best_classes
@@ -26,6 +27,7 @@ from softmaxima.losses.margin import ANGLES, COSINES
 KINDS = {"arcface": "angle", "cosface": "cosine", "am": "cosine", "combined": ""}
 
 
+@public
 def margin_softmax_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -141,6 +143,7 @@ def check_margin(name: str, kind: Any, margin: Any) -> Margin:
     )
 
 
+@public
 class MarginSoftmax(WithOptions, nn.Module):
     """`margin_softmax_loss` as a module, with the vectors of the classes.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import check_value
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.numbers import check_count
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.candidates import Drawing, as_drawing
@@ -26,6 +27,7 @@ from softmaxima.lse.softplus import softplus
 FINITE = (lambda z: abs(z) < math.inf, "finite")
 
 
+@public
 def noise_contrastive_loss(
     hidden: Any,
     weight: Tensor,
@@ -86,6 +88,7 @@ def contrastive_loss(drawing: Drawing, log_z: float | Tensor) -> Any:
         return labelled.reduce(softplus(-target_odds) + softplus(odds).sum(-1))
 
 
+@public
 class NoiseContrastive(SamplingHead):
     """A linear layer of very many classes with `noise_contrastive_loss`; in eval mode the loss is the exact cross-entropy.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.numbers import check_choice, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.heads.candidates import Drawing, as_drawing
 from softmaxima.heads.corrections import CORRECTIONS, check_removal, target_correction
@@ -23,6 +24,7 @@ from softmaxima.heads.sampling_head import SamplingHead
 from softmaxima.losses.cross_entropy import cross_entropy
 
 
+@public
 def sampled_softmax_loss(
     hidden: Any,
     weight: Tensor,
@@ -120,6 +122,7 @@ def corrected_loss(drawing: Drawing, correction: str, remove_hits: bool) -> Any:
         return labelled.result(cross_entropy(scores, labelled.first, reduction=labelled.reduction))
 
 
+@public
 class SampledSoftmax(SamplingHead):
     """A linear layer of very many classes with `sampled_softmax_loss`; in eval mode the loss is the exact one, over all classes.
 

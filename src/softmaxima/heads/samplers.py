@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import as_tensor, check_values
 from softmaxima.core.numbers import check_count, check_int, check_number, nearest
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.heads.frequencies import KeepsDouble
@@ -33,6 +34,7 @@ class AnySampler(Protocol):
     def sample(self, shape: Sequence[int], generator: Any = None) -> Tensor: ...
 
 
+@public
 class Sampler(KeepsDouble, ABC):
     """A distribution Q over the classes 0, …, classes − 1.
 
@@ -126,6 +128,7 @@ def inverse(cumulative: Tensor, u: Tensor) -> Tensor:
     return torch.minimum(found, torch.searchsorted(cumulative, total))
 
 
+@public
 class UniformSampler(Sampler):
     """Every class alike, `Q(c) = 1/classes`.
 
@@ -141,6 +144,7 @@ class UniformSampler(Sampler):
         return (self._uniform(shape, generator) * self.classes).long()
 
 
+@public
 class LogUniformSampler(Sampler):
     """Zipf's law for classes that are sorted by falling frequency, `Q(c) = log((c + 2)/(c + 1)) / log(classes + 1)`.
 
@@ -175,6 +179,7 @@ class LogUniformSampler(Sampler):
         return drawn.long().clamp_max(self.classes - 1)
 
 
+@public
 class UnigramSampler(Sampler):
     """Classes by their weights, `Q(c) = w_c^power / Σ_j w_j^power`; one of weight 0 is never drawn.
 
@@ -245,6 +250,7 @@ def check_logits(name: str, logits: Tensor) -> None:
         raise ValueError(f"{name}: logits must not all be −∞, got {logits.numel()} of them; give one of the classes a finite logit")
 
 
+@public
 class LearnedSampler(Sampler):
     """Classes by logits that learn, `Q = softmax(logits)`.
 
@@ -306,6 +312,7 @@ class LearnedSampler(Sampler):
         return -self.log_prob(labels).mean()
 
 
+@public
 class FrequencySampler(Sampler):
     """Classes as often as labels were seen lately, learned as they come: no frequencies need be known beforehand.
 
@@ -374,6 +381,7 @@ class FrequencySampler(Sampler):
         return f"classes={self.classes}, window={self.window}, smoothing={self.smoothing}"
 
 
+@public
 class InBatchSampler(Sampler):
     """The labels of the batch itself, which are draws from the labels' own distribution, a row's own among them.
 

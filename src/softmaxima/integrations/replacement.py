@@ -21,6 +21,7 @@ from softmaxima.attn import MultiheadAttention
 from softmaxima.attn.arguments import check_request, with_params
 from softmaxima.attn.multihead import give_map
 from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.public import public
 from softmaxima.integrations.calls import attend
 
 NAME = "replace_attention"
@@ -68,6 +69,7 @@ class AttentionReplacement:
         return "\n".join(lines) or "no module with attention was found"
 
 
+@public
 def replace_attention(
     model: nn.Module, map: AnyMap, *, temperature: float = 1.0, sink: float | None = None, **params: Any
 ) -> AttentionReplacement:

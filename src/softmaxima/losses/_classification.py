@@ -35,6 +35,7 @@ from softmaxima.core.fused import fused, is_fusible
 from softmaxima.core.modules import OptionsModule, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_int, check_number
 from softmaxima.core.parts import again, as_given, in_parts
+from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import is_one, tempered
@@ -559,6 +560,7 @@ def as_labels(name: str, target: Any) -> Tensor:
     return labels.long()
 
 
+@public
 class LossModule(OptionsModule):
     """A loss as a module. Subclasses name the function that they mirror.
 
@@ -582,11 +584,10 @@ class LossModule(OptionsModule):
         **options: Any,
     ) -> None:
         name = type(self).__name__
-        known = inspect.signature(type(self).function)
-        try:
-            known.bind(None, None, **options)
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}; its options are {', '.join(list(known.parameters)[2:])}") from None
+        known = inspect.signature(type(self).function).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        for unknown in () if takes_any else options.keys() - known:
+            raise unknown_argument(name, unknown, [*known][2:])
         if weight is not None:
             weight = check_class_weight(name, weight, None)
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
@@ -718,14 +719,14 @@ class Loss:
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
         return as_given(value, None, first), [as_given(v, None, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
 
-    def complete(self, options: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-        """The options that the loss has of its own, defaults filled in; `name` is of what is called, if it is not the loss."""
+    def complete(self, options: Mapping[str, Any], name: str | None = None, beside: Iterable[str] = ()) -> dict[str, Any]:
+        """The options that the loss has of its own, defaults filled in.
+
+        `name` is of what is called, if it is not the loss, and `beside` what else it takes, for messages.
+        """
         own = self.own_options
-        unknown = options.keys() - own.keys()
-        if unknown and not self.takes_any:
-            takes = ", ".join(own) or "none"
-            got, of = ", ".join(sorted(map(str, unknown))), "" if name is None else f" of {self.name}"
-            raise TypeError(f"{name or self.name}: unknown option {got}{of}; this loss takes: {takes}")
+        for unknown in () if self.takes_any else options.keys() - own.keys():
+            raise unknown_argument(name or self.name, unknown, own, beside, f"loss {self.name!r}")
         return {**own, **options}
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.public import public
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
@@ -18,6 +19,7 @@ def reference(z: Tensor, y: Tensor) -> Tensor:
     return -torch.special.xlogy(y, SOFTMAX.reference(z)).sum(-1)
 
 
+@public
 def cross_entropy(
     input: Array,
     target: Any,
@@ -68,6 +70,7 @@ def composite(batch: Batch) -> Tensor:
     return batch.reduce(batch.cost(LOG_SOFTMAX(batch.scores)))
 
 
+@public
 class CrossEntropyLoss(LossModule):
     """`cross_entropy` as a module.
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_tensor
 from softmaxima.core.evaluation import check_params, plain_numbers
+from softmaxima.core.public import public
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
@@ -19,6 +20,7 @@ def reference(z: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
     return -torch.special.xlogy(y, ELASTIC_SOFTMAX.reference(z, beta)).sum(-1)
 
 
+@public
 def elastic_cross_entropy(
     input: Array,
     target: Any,
@@ -62,6 +64,7 @@ def composite(batch: Batch, level: float | Tensor) -> Tensor:
     return batch.reduce(batch.cost(log_p))
 
 
+@public
 class ElasticCrossEntropyLoss(LossModule):
     """`elastic_cross_entropy` as a module; give an `nn.Parameter` as β to learn it.
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.public import public
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
@@ -15,6 +16,7 @@ from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.entmax15 import ENTMAX15
 
 
+@public
 def entmax_loss(
     input: Array,
     target: Any,
@@ -44,6 +46,7 @@ def entmax_loss(
     )
 
 
+@public
 class EntmaxLoss(LossModule):
     """`entmax_loss` as a module; give `Positive(1.5, minimum=1.0)` as α to learn it.
 
@@ -59,6 +62,7 @@ class EntmaxLoss(LossModule):
         super().__init__(weight, alpha=parameter.held(type(self).__name__, alpha), **options)
 
 
+@public
 def entmax15_loss(
     input: Array,
     target: Any,
@@ -82,6 +86,7 @@ def entmax15_loss(
     )
 
 
+@public
 class Entmax15Loss(LossModule):
     """`entmax15_loss` as a module.
 

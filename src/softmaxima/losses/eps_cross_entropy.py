@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_number
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
 from softmaxima.losses._classification import Batch, Evaluation, Loss, evaluated, losses_of_p, register
 from softmaxima.losses._parts import RowForm
@@ -28,6 +29,7 @@ def reference(z: Tensor, y: Tensor, map: AnyMap, eps: float, **params: Any) -> T
     return -torch.special.xlogy(y, (found.reference(z, **values) + eps) / (1 + z.shape[-1] * eps)).sum(-1)
 
 
+@public
 def eps_cross_entropy(
     input: Array,
     target: Any,
@@ -103,6 +105,7 @@ def _check_eps(name: str, eps: Any) -> float:
     return check_number(name, "eps", eps, lambda eps: 0 <= eps < math.inf, "a finite number of at least 0")
 
 
+@public
 class EpsCrossEntropyLoss(MapLossModule):
     """`eps_cross_entropy` as a module.
 

@@ -16,6 +16,7 @@ from softmaxima.core.arguments import Array, as_tensor
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.envelope import envelope
 from softmaxima.core.evaluation import check_params, plain_numbers
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, check_sums, losses_of, reduced, register
@@ -45,7 +46,7 @@ def class_params(batch: Batch, map: Map, params: dict[str, Any]) -> dict[str, An
     Each may be called `map_…`, as one must be whose own name is an option of the loss.
     """
     scores = as_tensor(batch.name, "scores", batch.given)
-    values = check_params(map, map.complete(of_map(batch.name, map, params)), scores, batch.class_axis, batch.name)
+    values = check_params(map, map.complete(of_map(batch.name, map, params), batch.name), scores, batch.class_axis, batch.name)
     moved = (v.movedim(batch.class_axis, -1) if isinstance(v, Tensor) else v for v in values)
     return {parameter.name: value for parameter, value in zip(map.params, moved, strict=True)}
 
@@ -65,7 +66,7 @@ def any_map(*own: str) -> FindMap:
 def with_params(name: str, map: AnyMap, params: dict[str, Any]) -> tuple[Map, dict[str, Any]]:
     """The map, and its parameters with the defaults filled in."""
     found = probability_map(name, map)
-    return found, found.complete(of_map(name, found, params))
+    return found, found.complete(of_map(name, found, params), name)
 
 
 def regularised_map(name: str, map: AnyMap) -> Map:
@@ -100,7 +101,7 @@ class MapLossModule(LossModule):
             key: options.pop(key) for key in ("ignore_index", "reduction", "label_smoothing", "temperature") if key in options
         }
         named = of_map(name, found, options)
-        found.complete(named)  # a parameter that the map does not have raises here
+        found.complete(named, name)  # a parameter that the map does not have raises here
         held = {p.name: p.held(name, named[p.name]) for p in found.params if p.name in named}
         given = {key: held[next(iter(of_map(name, found, {key: None})))] for key in options}
         super().__init__(weight, map=map, **shared, **(own or {}), **given)
@@ -153,6 +154,7 @@ def _rounded_below(rows: Tensor, terms: tuple[Tensor, ...], y: Tensor) -> Tensor
     return torch.where((rows < 0) & (rows >= -largest), -rows, 0.0)
 
 
+@public
 def fenchel_young_loss(
     input: Array,
     target: Any,
@@ -189,6 +191,7 @@ def fenchel_young_loss(
     return fenchel_young(name, found, params, input, target, weight, ignore_index, reduction, label_smoothing, temperature)
 
 
+@public
 class FenchelYoungLoss(MapLossModule):
     """`fenchel_young_loss` as a module.
 

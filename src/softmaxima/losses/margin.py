@@ -21,6 +21,7 @@ from softmaxima.core.cosines import cosines
 from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import check_number
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, evaluated, native_only, reduced, register
@@ -158,6 +159,7 @@ def _with_margin(batch: Batch, own: native.Margin) -> Tensor:
     return batch.scores.scatter(-1, index, with_margin(chosen, chosen.new_full((), own.size)))
 
 
+@public
 def am_softmax_loss(
     input: Array,
     target: Any,
@@ -191,6 +193,7 @@ def am_softmax_loss(
     return margin_loss(name, False, margin, "temperature", temperature, *shared)
 
 
+@public
 def cosface(
     input: Array,
     target: Any,
@@ -217,6 +220,7 @@ def cosface(
     return margin_loss(name, False, margin, "scale", scale, *shared)
 
 
+@public
 def arcface(
     input: Array,
     target: Any,
@@ -258,6 +262,7 @@ class _MarginModule(LossModule):
         return type(self).function(input, target, class_vectors, **self.options)
 
 
+@public
 class AMSoftmaxLoss(_MarginModule):
     """`am_softmax_loss` as a module.
 
@@ -275,6 +280,7 @@ class AMSoftmaxLoss(_MarginModule):
         super().__init__(weight, margin=check_number(name, "margin", margin, *COSINES), temperature=temperature, **options)
 
 
+@public
 class CosFace(_MarginModule):
     """`cosface` as a module.
 
@@ -294,6 +300,7 @@ class CosFace(_MarginModule):
         )
 
 
+@public
 class ArcFace(_MarginModule):
     """`arcface` as a module.
 

@@ -8,11 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.public import public
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
 from softmaxima.maps.perturb_max import PERTURB_MAX, NoiseLike, is_noise, with_loss
 
 
+@public
 def perturb_max_loss(
     input: Array,
     target: Any,
@@ -52,6 +54,7 @@ def perturb_max_loss(
     )
 
 
+@public
 class PerturbMaxLoss(LossModule):
     """`perturb_max_loss` as a module; give `Positive(1.0)` as the scale to learn it.
 

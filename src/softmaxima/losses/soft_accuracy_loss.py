@@ -9,6 +9,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
+from softmaxima.core.public import public
 from softmaxima.losses._classification import Batch, Evaluation, Loss, evaluated, losses_of_p, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
@@ -19,6 +20,7 @@ def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
     return -(y * found.reference(z, **values)).sum(-1)
 
 
+@public
 def soft_accuracy_loss(
     input: Array,
     target: Any,
@@ -62,6 +64,7 @@ def _of_p(p: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return -p, -torch.ones_like(p)
 
 
+@public
 class SoftAccuracyLoss(MapLossModule):
     """`soft_accuracy_loss` as a module.
 

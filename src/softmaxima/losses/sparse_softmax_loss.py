@@ -10,6 +10,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import Map
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_given, reduced, register
 from softmaxima.losses._parts import RowForm
@@ -26,6 +27,7 @@ def reference(z: Tensor, y: Tensor, k: int | None, p: float | None) -> Tensor:
     return (y * (log_sum - z)).sum(-1)
 
 
+@public
 def sparse_softmax_loss(
     input: Array,
     target: Any,
@@ -82,6 +84,7 @@ def _check_choice(name: str, k: Any, p: Any) -> tuple[int | None, float | None]:
     return None if k is None else of_k.check(name, k), None if p is None else of_p.check(name, p)
 
 
+@public
 class SparseSoftmaxLoss(LossModule):
     """`sparse_softmax_loss` as a module.
 

@@ -6,12 +6,14 @@ from functools import partial
 from typing import Any
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.public import public
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
 from softmaxima.maps.sparsemax import SPARSEMAX
 
 
+@public
 def sparsemax_loss(
     input: Array,
     target: Any,
@@ -36,6 +38,7 @@ def sparsemax_loss(
     )
 
 
+@public
 class SparsemaxLoss(LossModule):
     """`sparsemax_loss` as a module.
 

@@ -14,6 +14,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, Map
 from softmaxima.core.envelope import envelope
 from softmaxima.core.evaluation import plain_numbers
+from softmaxima.core.public import public
 from softmaxima.core.rows import without_mask
 from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_given, reduced, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map, with_params
@@ -24,6 +25,7 @@ def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
     return ((found.reference(z.detach(), **values) - y) * z).sum(-1)
 
 
+@public
 def surrogate_loss(
     input: Array,
     target: Any,
@@ -77,6 +79,7 @@ def composite(batch: Batch, map: Map, fixed: dict[str, Any]) -> Tensor:
     return batch.reduce(batch.weigh(rows))
 
 
+@public
 class SurrogateLoss(MapLossModule):
     """`surrogate_loss` as a module.
 

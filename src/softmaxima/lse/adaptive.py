@@ -18,6 +18,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import check_number, check_positive
+from softmaxima.core.public import public
 from softmaxima.core.temperature import anchored
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
@@ -26,6 +27,7 @@ from softmaxima.maps.softmax import softmax
 ENDS = ("between[0]", "between[1]")
 
 
+@public
 def adaptive_logsumexp(
     x: Array,
     dim: int = -1,

@@ -17,6 +17,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_tensor, check_dim, like_input
 from softmaxima.core.fused import Native, fused, is_readable
 from softmaxima.core.monoid import LogSum, merge
+from softmaxima.core.public import public
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
 from softmaxima.kernels.operations import lying_like
@@ -24,6 +25,7 @@ from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import check_real, prepare
 
 
+@public
 def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, temperature: float | Array = 1.0) -> Array:
     """The running logarithm of a sum of exponentials, `y_k = log Σ_{i≤k} exp(x_i/τ)`, in nats.
 

@@ -9,10 +9,12 @@ import math
 
 import torch
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_map_scores, like_input
 from softmaxima.core.onnx import expm1
+from softmaxima.core.public import public
 
 
+@public
 def log1mexp(x: Array) -> Array:
     """`log(1 − exp(x))` for x ≤ 0: from log p to log(1 − p), in nats.
 
@@ -31,7 +33,7 @@ def log1mexp(x: Array) -> Array:
     >>> sm.log1mexp(np.array([-1e-20, -np.log(2.0), -40.0, 0.0]))
     array([-4.60517019e+01, -6.93147181e-01, -4.24835426e-18,           -inf])
     """
-    scores = as_scores("log1mexp", x, "x")
+    scores = as_map_scores("log1mexp", x, what="x")
     wide = scores.to(COMPUTE_DTYPE[scores.dtype])
     near = wide > -math.log(2)
     # Each form sees only what it is for, so that the derivative of the other is no NaN.

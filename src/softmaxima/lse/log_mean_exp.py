@@ -17,6 +17,7 @@ from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.envelope import envelope
 from softmaxima.core.fused import Native, fused, is_readable
 from softmaxima.core.onnx import expm1
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import sizes
@@ -24,11 +25,12 @@ from softmaxima.kernels import native
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare
 
 
+@public
 def log_mean_exp(
     x: Array,
     dim: int | Sequence[int] = -1,
-    *,
     keepdim: bool = False,
+    *,
     where: Array | None = None,
     temperature: float | Array = 1.0,
 ) -> Array:

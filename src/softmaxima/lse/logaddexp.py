@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_device, like_input
+from softmaxima.core.arguments import Array, as_map_scores, check_device, like_input
 from softmaxima.core.fused import Pull, fused, is_readable
+from softmaxima.core.public import public
 from softmaxima.core.routing import is_plain
 from softmaxima.kernels import native
 from softmaxima.lse.logsumexp import row_logsumexp
 
 
+@public
 def logaddexp(x: Array, y: Array) -> Array:
     """The logarithm of the sum of two exponentials, `log(exp(x) + exp(y))`, elementwise, in nats.
 
@@ -37,7 +39,7 @@ def logaddexp(x: Array, y: Array) -> Array:
     name = "logaddexp"
     if isinstance(x, torch.Tensor) != isinstance(y, torch.Tensor):
         raise TypeError(f"{name}: x and y must be of one kind, got {type(x).__name__} and {type(y).__name__}; convert one of them")
-    first, second = (as_scores(name, v, what) for what, v in (("x", x), ("y", y)))
+    first, second = (as_map_scores(name, v, what=what) for what, v in (("x", x), ("y", y)))
     second = check_device(name, "y", second, first)
     try:
         pair = torch.broadcast_tensors(first, second)

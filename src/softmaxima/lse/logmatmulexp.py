@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_device, like_input
+from softmaxima.core.arguments import Array, as_map_scores, check_device, like_input
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_eager, may_differentiate, sizes, transforming
 from softmaxima.lse.logsumexp import row_logsumexp
 
@@ -35,6 +36,7 @@ SMALLEST = 1e-100  # of a sum that is known: terms below 1e-308 are nothing besi
 NEAR = 2.0**-6  # of 1 + |a + b|: a smaller |z| has lost more than 6 of its 52 bits
 
 
+@public
 def logmatmulexp(x: Array, y: Array) -> Array:
     """The matrix product in log space, `z_ij = log Σ_k exp(x_ik + y_kj)`, in nats: of log-probabilities, a step of a Markov chain.
 
@@ -82,7 +84,7 @@ def _matrices(x: Any, y: Any) -> tuple[Tensor, Tensor]:
     name = "logmatmulexp"
     if isinstance(x, Tensor) != isinstance(y, Tensor):
         raise TypeError(f"{name}: x and y must be of one kind, got {type(x).__name__} and {type(y).__name__}; convert one of them")
-    first, second = (as_scores(name, v, what) for what, v in (("x", x), ("y", y)))
+    first, second = (as_map_scores(name, v, what=what) for what, v in (("x", x), ("y", y)))
     second = check_device(name, "y", second, first)
     shapes = f"{sizes(first)} and {sizes(second)}"
     if not (first.ndim and second.ndim):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +20,12 @@ from softmaxima.core.arguments import (
     as_tensor,
     broadcasts,
     check_device,
-    check_dim,
+    check_dims,
     check_scores,
     check_temperature,
     check_where,
     like_input,
+    merged_last,
 )
 from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
 from softmaxima.core.envelope import envelope
@@ -33,6 +33,7 @@ from softmaxima.core.fused import Composite, Native, fused, is_fusible
 from softmaxima.core.monoid import log_sum
 from softmaxima.core.numbers import check_choice, check_flag, check_positive
 from softmaxima.core.onnx import refuse_export
+from softmaxima.core.public import public
 from softmaxima.core.routing import is_plain, kernels
 from softmaxima.core.rows import normalise_exp
 from softmaxima.core.temperature import anchored
@@ -50,9 +51,9 @@ Precision = Literal["native", "compensated"]
 def logsumexp(
     x: Array,
     dim: int | Sequence[int] = ...,
+    keepdim: bool = ...,
     *,
     weights: Array | None = ...,
-    keepdim: bool = ...,
     where: Array | None = ...,
     temperature: float | Array = ...,
     return_sign: Literal[False] = ...,
@@ -62,20 +63,21 @@ def logsumexp(
 def logsumexp(
     x: Array,
     dim: int | Sequence[int] = ...,
+    keepdim: bool = ...,
     *,
     weights: Array | None = ...,
-    keepdim: bool = ...,
     where: Array | None = ...,
     temperature: float | Array = ...,
     return_sign: Literal[True],
     precision: Precision = ...,
 ) -> tuple[Array, Array]: ...
+@public
 def logsumexp(
     x: Array,
     dim: int | Sequence[int] = -1,
+    keepdim: bool = False,
     *,
     weights: Array | None = None,
-    keepdim: bool = False,
     where: Array | None = None,
     temperature: float | Array = 1.0,
     return_sign: bool = False,
@@ -87,8 +89,8 @@ def logsumexp(
         x: scores of any shape. Integers become torch's default dtype, or float64 for NumPy. Complex scores give the logarithm
             whose imaginary part lies in (−π, π].
         dim: the axis, or axes, summed over.
-        weights: b, which broadcasts to x; 1 by default. A weight may be negative; one of 0 removes its score, whatever it is.
         keepdim: keep the summed axes with size 1.
+        weights: b, which broadcasts to x; 1 by default. A weight may be negative; one of 0 removes its score, whatever it is.
         where: boolean, broadcasts to x; False leaves a score out.
         temperature: τ > 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
             The result is that of x/τ, and is not multiplied by τ.
@@ -154,21 +156,10 @@ def prepare(
     dims = check_dims(name, dim, scores.ndim)
     rows = scores if scores.ndim else scores.reshape(1)
     mask = check_where(name, where, rows)
-    flat = _merge(rows, dims)
-    tau = check_temperature(name, _per_row(name, temperature, rows, dims), flat, flat.ndim - 1)
-    mask, factors = (None if v is None else _merge(v.expand(rows.shape), dims) for v in (mask, factors))
+    tau = merged_last(check_temperature(name, temperature, rows, dims), dims)
+    mask, factors = (None if v is None else merged_last(v.expand(rows.shape), dims) for v in (mask, factors))
     shape = [1 if d in dims else size for d, size in enumerate(scores.shape) if keepdim or d not in dims]
-    return flat, tau, mask, factors, shape
-
-
-def check_dims(name: str, dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:
-    """`dim` as non-negative axes."""
-    if dim is None or isinstance(dim, str):
-        raise TypeError(f"{name}: dim must be an int or a tuple of ints, got {dim!r}; tuple(range(x.ndim)) sums over all")
-    dims = tuple(check_dim(name, d, ndim) for d in (dim if isinstance(dim, Sequence) else (dim,)))
-    if not dims or len(set(dims)) < len(dims):
-        raise ValueError(f"{name}: dim must name each axis to sum over once, and at least one; got {dim}")
-    return dims
+    return merged_last(rows, dims), tau, mask, factors, shape
 
 
 def check_real(name: str, x: Tensor, instead: str = "logsumexp takes complex scores") -> None:
@@ -192,23 +183,6 @@ def _promoted(name: str, scores: Tensor, weights: Tensor | None) -> Tensor:
     if weights is not None and weights.is_complex():
         scores = scores.to(torch.promote_types(scores.dtype, weights.dtype))
     return scores if scores.dtype in (torch.complex64, torch.complex128) else check_scores(name, scores)
-
-
-def _merge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The axes `dims` as one, last."""
-    if dims == (x.ndim - 1,):
-        return x
-    return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
-
-
-def _per_row(name: str, temperature: Any, x: Tensor, dims: tuple[int, ...]) -> Any:
-    """A temperature tensor of x's rank with the axes `dims` merged; anything else as it came."""
-    if not isinstance(temperature, (Tensor, np.ndarray)):
-        return temperature
-    tau = as_tensor(name, "temperature", temperature)
-    if tau.ndim == 0 or tau.ndim > x.ndim:
-        return tau
-    return _merge(tau.reshape((1,) * (x.ndim - tau.ndim) + tuple(tau.shape)), dims)
 
 
 def row_logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
@@ -271,6 +245,7 @@ def shared_softmax(z: Tensor) -> Tensor:
 GRADIENT = replace(SOFTMAX, name="logsumexp", forward=shared_softmax, kernel=None)
 
 
+@public
 def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:
     """The smooth maximum, `log(Σ_i exp(λ x_i)) / λ` with sharpness λ > 0.
 
@@ -286,6 +261,7 @@ def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Arra
     return _smooth_maximum("real_softmax", as_floating("real_softmax", x), sharpness, dim, where, x)
 
 
+@public
 def real_softmin(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:
     """The smooth minimum, `−log(Σ_i exp(−λ x_i)) / λ` with sharpness λ > 0.
 

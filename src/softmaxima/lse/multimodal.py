@@ -13,12 +13,14 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.error_free import two_product
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 
 
+@public
 def multimodal_logsumexp(
     scores: Sequence[Array],
     temperatures: Sequence[float | Array] | float | Array = 1.0,

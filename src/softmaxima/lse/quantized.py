@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, check_per_row, like_input, moved_last, rows_last
 from softmaxima.core.numbers import as_number, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete, may_differentiate, transforming
 from softmaxima.kernels import native
@@ -24,6 +25,7 @@ from softmaxima.lse._weighted import weighted_sum
 BINS = 256
 
 
+@public
 def quantized_logsumexp(
     q: Array,
     scale: float | Array,
@@ -66,6 +68,7 @@ def quantized_logsumexp(
     return like_input(value.reshape(()) if q.ndim == 0 else value if keepdim else value.squeeze(axis), q)
 
 
+@public
 def quantized_softmax(
     q: Array,
     scale: float | Array,

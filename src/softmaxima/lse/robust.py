@@ -23,6 +23,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.numbers import check_choice, check_count, check_flag, check_number
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at
@@ -34,6 +35,7 @@ from softmaxima.lse.logsumexp import logsumexp
 Window = Callable[[Tensor, Tensor, Tensor, Tensor | int], Tensor]  # of (scores in order, n, k, shift)
 
 
+@public
 def trimmed_logsumexp(
     x: Array, proportion: float, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Array:
@@ -66,6 +68,7 @@ def trimmed_logsumexp(
     return _of_window(_trimmed, "trimmed_logsumexp", x, proportion, dim, temperature, where)
 
 
+@public
 def winsorized_logsumexp(
     x: Array, proportion: float, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Array:
@@ -85,6 +88,7 @@ def winsorized_logsumexp(
     return _of_window(_winsorized, "winsorized_logsumexp", x, proportion, dim, temperature, where)
 
 
+@public
 def robust_interval(
     x: Array,
     proportion: float,
@@ -129,6 +133,7 @@ def robust_interval(
     return like_input(lower, x), like_input(upper, x)
 
 
+@public
 def median_of_means_logsumexp(
     x: Array,
     blocks: int,

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor
 from softmaxima.core.numbers import check_flag
+from softmaxima.core.public import public
 from softmaxima.lse.logsumexp import logsumexp
 
 
+@public
 def scipy_logsumexp(
     a: Any, axis: int | Sequence[int] | None = None, b: Any = None, keepdims: bool = False, return_sign: bool = False
 ) -> Any:

@@ -5,35 +5,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_map_scores, like_input
 from softmaxima.core.numbers import check_number
 from softmaxima.core.onnx import expm1
+from softmaxima.core.public import public
 
 
-def softplus(x: Array, beta: float = 1.0) -> Array:
+@public
+def softplus(x: Array, beta: float = 1.0, threshold: float | None = None) -> Array:
     """Softplus, `log(1 + exp(βx))/β = max(x, 0) + log1p(exp(−β|x|))/β`, a smooth relu.
 
     Exact for every x, without a threshold: `0 < softplus(x) − relu(x) ≤ log(2)/β`. Derivative σ(βx), second derivative
     βσ(βx)(1 − σ(βx)).
 
     Args:
-        x: any shape, float64, float32, bfloat16 or float16.
+        x: any shape; integers become torch's default dtype, or float64 for NumPy.
         beta: β in [1e-30, 1e30], the sharpness.
+        threshold: where βx is above it the result is x, as in torch's function, which has 20 there. None: nowhere.
 
     Raises:
-        TypeError for another dtype, ValueError for another β.
+        TypeError for complex numbers, ValueError for another β.
 
     >>> import torch, softmaxima as sm
     >>> sm.softplus(torch.tensor([-40.0, 0.0, 40.0]))
     tensor([4.2484e-18, 6.9315e-01, 4.0000e+01])
     """
     scores, beta = _check("softplus", "x", x, beta)
+    if threshold is not None:
+        threshold = check_number("softplus", "threshold", threshold, lambda level: level == level, "a number")
     # max(x, 0) + log1p(exp(−|x|)) is −log σ(−x), of which torch has exact first and second derivatives also at 0 and ±∞.
     wide = _wide(scores, beta)
-    # 0 − 0 is 0, where −0 would be −0.
-    return like_input(((0.0 - torch.nn.functional.logsigmoid(-beta * wide)) / beta).to(scores.dtype), x)
+    y = (0.0 - torch.nn.functional.logsigmoid(-beta * wide)) / beta  # 0 − 0 is 0, where −0 would be −0
+    if threshold is not None:
+        y = torch.where(beta * wide > threshold, wide, y)
+    return like_input(y.to(scores.dtype), x)
 
 
+@public
 def inverse_softplus(y: Array, beta: float = 1.0) -> Array:
     """The x with softplus(x) = y, `x = y + log(−expm1(−βy))/β`, for y > 0; −∞ at 0 and NaN below.
 
@@ -49,7 +57,9 @@ def inverse_softplus(y: Array, beta: float = 1.0) -> Array:
 
 
 def _check(name: str, what: str, x: Array, beta: float) -> tuple[Tensor, float]:
-    return as_scores(name, x, what), check_number(name, "beta", beta, lambda beta: 1e-30 <= beta <= 1e30, "between 1e-30 and 1e30")
+    return as_map_scores(name, x, what=what), check_number(
+        name, "beta", beta, lambda beta: 1e-30 <= beta <= 1e30, "between 1e-30 and 1e30"
+    )
 
 
 def _wide(x: Tensor, beta: float) -> Tensor:

@@ -14,12 +14,14 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_tensor, like_input
 from softmaxima.core.envelope import envelope
 from softmaxima.core.numbers import check_one_temperature, described
+from softmaxima.core.public import public
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import is_concrete
 from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
 from softmaxima.streams.state import LONG, PIECE, LogSumExpState, of_rows, tensor_rows
 
 
+@public
 def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: float = 1.0) -> Any:
     """LSE = log Σ exp(x_i/τ) over all scores of all blocks, in nats, reading each block once and keeping none.
 
@@ -82,6 +84,7 @@ def _result_dtype(x: Any) -> torch.dtype:
     return torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64
 
 
+@public
 def sequence_logsumexp(x: Array, dim: int = -1, *, temperature: float = 1.0, where: Array | None = None) -> Array:
     """LSE of a sequence by halves, `LSE(x) = LSE(LSE(x_{1:n/2}), LSE(x_{n/2+1:n}))`, in nats.
 

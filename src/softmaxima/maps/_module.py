@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import OptionsModule, held_value
-from softmaxima.core.numbers import TEMPERATURE, check_axis
+from softmaxima.core.numbers import TEMPERATURE, check_axes
+from softmaxima.core.public import public
 
 
+@public
 class MapModule(OptionsModule):
     """A map as a module, over scores of any shape.
 
@@ -26,11 +29,13 @@ class MapModule(OptionsModule):
     )
     """
 
-    def __init__(self, map: AnyMap, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0, **params: Any) -> None:
+    def __init__(
+        self, map: AnyMap, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0, **params: Any
+    ) -> None:
         name = type(self).__name__
         found = find_map(map, name)
-        values = found.complete(params)
-        dim = check_axis(name, dim)
+        values = found.complete(params, name)
+        dim = check_axes(name, dim)
         temperature = held_value(name, "temperature", temperature, *TEMPERATURE)
         values = {p.name: p.held(name, values[p.name]) for p in found.params}
         super().__init__(dim=dim, temperature=temperature, **values)

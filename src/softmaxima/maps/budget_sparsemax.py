@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import thresholded
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_exporting_to_onnx
 from softmaxima.kernels.native import Kernel
@@ -131,8 +134,15 @@ BUDGET_SPARSEMAX = register(
 )
 
 
+@public
 def budget_sparsemax(
-    x: Array, dim: int = -1, *, budget: float | Array = 2.0, temperature: float | Array = 1.0, where: Array | None = None
+    x: Array,
+    *,
+    budget: float | Array = 2.0,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Sparsemax with a budget, `p = clamp(x/τ − λ, 0, 1)` with λ such that Σp = B: the point nearest to x/τ with 0 ≤ p ≤ 1, Σp = B.
 
@@ -142,7 +152,7 @@ def budget_sparsemax(
 
     Args:
         budget: B ≥ 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     Errors as for `softmax`. Cost: two reads, one write, a selection of the largest ⌈B⌉ scores, and Newton's method on those
     within 1 of the last of them. Source: Wang & Lu (2015), arXiv:1503.01002.
@@ -151,9 +161,10 @@ def budget_sparsemax(
     >>> sm.budget_sparsemax(np.array([2.0, 1.5, 1.0, 0.5, 0.0]), budget=3)
     array([1.  , 1.  , 0.75, 0.25, 0.  ])
     """
-    return BUDGET_SPARSEMAX(x, dim, budget=budget, temperature=temperature, where=where)
+    return evaluate(BUDGET_SPARSEMAX, x, dim, temperature, where, {"budget": budget}, dtype)
 
 
+@public
 class BudgetSparsemax(MapModule):
     """`budget_sparsemax` as a module; give an `nn.Parameter` as the budget to learn it.
 
@@ -163,6 +174,10 @@ class BudgetSparsemax(MapModule):
     """
 
     def __init__(
-        self, budget: float | Tensor | nn.Module = 2.0, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+        self,
+        budget: float | Tensor | nn.Module = 2.0,
+        dim: int | Sequence[int] = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__(BUDGET_SPARSEMAX, dim, temperature=temperature, budget=budget)

@@ -7,14 +7,17 @@ It is the softmax over (x, β) without its last entry, and so the gradient of lo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import LogSum
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, total, xlogx
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -100,8 +103,15 @@ ELASTIC_SOFTMAX = register(
 )
 
 
+@public
 def elastic_softmax(
-    x: Array, dim: int = -1, *, beta: float | Array = 0.0, temperature: float | Array = 1.0, where: Array | None = None
+    x: Array,
+    *,
+    beta: float | Array = 0.0,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Elastic softmax, `p_i = exp(x_i/τ) / (Σ_j exp(x_j/τ) + exp(β))`, whose mass is below one.
 
@@ -111,7 +121,7 @@ def elastic_softmax(
     Args:
         beta: score of the sink, a number or a tensor that broadcasts against x with size 1 along `dim` (one a head:
             `beta[:, None, None]` for scores [batch, head, query, key]); a tensor may require grad. −∞ gives softmax.
-        x, dim, temperature, where: as for `softmax`. β is not divided by τ.
+        x, dim, temperature, where, dtype: as for `softmax`. β is not divided by τ.
 
     Errors and cost as for `softmax`.
 
@@ -120,9 +130,10 @@ def elastic_softmax(
     >>> p.round(3), p.sum().round(3)
     (array([0.53 , 0.195, 0.079]), np.float64(0.805))
     """
-    return ELASTIC_SOFTMAX(x, dim, beta=beta, temperature=temperature, where=where)
+    return evaluate(ELASTIC_SOFTMAX, x, dim, temperature, where, {"beta": beta}, dtype)
 
 
+@public
 class ElasticSoftmax(MapModule):
     """`elastic_softmax` as a module; give `nn.Parameter` as β to learn it, and `sm.Temperature` or a schedule as temperature.
 
@@ -137,6 +148,10 @@ class ElasticSoftmax(MapModule):
     """
 
     def __init__(
-        self, beta: float | Tensor | nn.Module = 0.0, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+        self,
+        beta: float | Tensor | nn.Module = 0.0,
+        dim: int | Sequence[int] = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__(ELASTIC_SOFTMAX, dim, temperature=temperature, beta=beta)

@@ -11,14 +11,17 @@ The first form cancels near α = 1; in the second nothing does, for every α ≥
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import thresholded
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Balanced
+from softmaxima.core.public import public
 from softmaxima.core.rows import divisor
 from softmaxima.core.series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
 from softmaxima.kernels.native import Kernel
@@ -124,8 +127,15 @@ ENTMAX = register(
 )
 
 
+@public
 def entmax(
-    x: Array, dim: int = -1, *, alpha: float | Array = 1.5, temperature: float | Array = 1.0, where: Array | None = None
+    x: Array,
+    *,
+    alpha: float | Array = 1.5,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Entmax-α, `p = relu((α−1) x/τ − λ)^{1/(α−1)}` with λ such that Σp = 1, for every α ≥ 1.
 
@@ -135,7 +145,7 @@ def entmax(
     Args:
         alpha: α ≥ 1, a number or a tensor that broadcasts against x with size 1 along `dim` (one a row, or one a head); a tensor
             may require grad.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     Errors as for `softmax`. Cost: two reads, one write and a Newton solve over the scores that can be in the support; never a sort.
 
@@ -143,9 +153,10 @@ def entmax(
     >>> sm.entmax(np.array([1.0, 0.0, -2.0]), alpha=1.2).round(4)
     array([0.7622, 0.2328, 0.005 ])
     """
-    return ENTMAX(x, dim, alpha=alpha, temperature=temperature, where=where)
+    return evaluate(ENTMAX, x, dim, temperature, where, {"alpha": alpha}, dtype)
 
 
+@public
 class Entmax(MapModule):
     """`entmax` as a module; give `Positive(1.5, minimum=1.0)` as α to learn it.
 
@@ -155,6 +166,10 @@ class Entmax(MapModule):
     """
 
     def __init__(
-        self, alpha: float | Tensor | nn.Module = 1.5, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+        self,
+        alpha: float | Tensor | nn.Module = 1.5,
+        dim: int | Sequence[int] = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__(ENTMAX, dim, temperature=temperature, alpha=alpha)

@@ -2,12 +2,16 @@ r"""entmax15: p = relu(x/2 − λ)², with λ such that Σp = 1: between softmax
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import thresholded
 from softmaxima.core.contract import Cost, Map, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Balanced
+from softmaxima.core.public import public
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
@@ -50,7 +54,10 @@ ENTMAX15 = register(
 )
 
 
-def entmax15(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+@public
+def entmax15(
+    x: Array, dim: int | Sequence[int] = -1, *, temperature: float | Array = 1.0, where: Array | None = None, dtype: DType = None
+) -> Array:
     """Entmax with α = 1.5, `p = relu(x/(2τ) − λ)²` with λ such that Σp = 1.
 
     Scores more than 2 below the maximum of x/τ always get exactly zero. Arguments and errors as for `softmax`.
@@ -61,9 +68,10 @@ def entmax15(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where
     >>> sm.entmax15(np.array([1.0, 0.0, -2.0])).round(4)
     array([0.8307, 0.1693, 0.    ])
     """
-    return ENTMAX15(x, dim, temperature=temperature, where=where)
+    return evaluate(ENTMAX15, x, dim, temperature, where, {}, dtype)
 
 
+@public
 class Entmax15(MapModule):
     """`entmax15` as a module.
 
@@ -72,5 +80,5 @@ class Entmax15(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
+    def __init__(self, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(ENTMAX15, dim, temperature=temperature)

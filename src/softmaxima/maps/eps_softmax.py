@@ -3,12 +3,15 @@ r"""eps_softmax: p_i = exp(x_i) / (Σ_j exp(x_j) + ε), the elastic softmax with
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
+from softmaxima.core.public import public
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.elastic_softmax import conjugate as elastic_conjugate
@@ -76,8 +79,15 @@ EPS_SOFTMAX = register(
 )
 
 
+@public
 def eps_softmax(
-    x: Array, dim: int = -1, *, eps: float | Array = 1e-6, temperature: float | Array = 1.0, where: Array | None = None
+    x: Array,
+    *,
+    eps: float | Array = 1e-6,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Softmax with ε in the denominator, `p_i = exp(x_i/τ) / (Σ_j exp(x_j/τ) + ε)`, stable for scores of any size.
 
@@ -86,7 +96,7 @@ def eps_softmax(
 
     Args:
         eps: ε > 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     Errors and cost as for `softmax`.
 
@@ -95,9 +105,10 @@ def eps_softmax(
     array([[0.5   , 0.5   ],
            [0.0021, 0.0021]])
     """
-    return EPS_SOFTMAX(x, dim, eps=eps, temperature=temperature, where=where)
+    return evaluate(EPS_SOFTMAX, x, dim, temperature, where, {"eps": eps}, dtype)
 
 
+@public
 class EpsSoftmax(MapModule):
     """`eps_softmax` as a module.
 
@@ -107,6 +118,10 @@ class EpsSoftmax(MapModule):
     """
 
     def __init__(
-        self, eps: float | Tensor | nn.Module = 1e-6, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+        self,
+        eps: float | Tensor | nn.Module = 1e-6,
+        dim: int | Sequence[int] = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__(EPS_SOFTMAX, dim, temperature=temperature, eps=eps)

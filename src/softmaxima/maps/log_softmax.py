@@ -6,13 +6,17 @@ The Jacobian I − 1 pᵀ is diag(s) − q rᵀ with s = q = 1 and r = p.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import Part, exponential
 from softmaxima.core.contract import Cost, Map, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import LogSum, gap, log_sum
+from softmaxima.core.public import public
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
@@ -56,7 +60,16 @@ LOG_SOFTMAX = register(
 )
 
 
-def log_softmax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+@public
+def log_softmax(
+    x: Array,
+    dim: int | Sequence[int] = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
+    _stacklevel: Any = 3,
+) -> Array:
     """The logarithm of softmax, `x_i/τ − LSE(x/τ)`, in nats; −∞ where a score is masked.
 
     It keeps its digits near 0, where softmax rounds to 1: `log_softmax([0, −40])[0]` is −4.248e-18. Arguments and errors as
@@ -66,9 +79,10 @@ def log_softmax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, wh
     >>> sm.log_softmax(torch.tensor([0.0, -40.0]))
     tensor([-4.2484e-18, -4.0000e+01])
     """
-    return LOG_SOFTMAX(x, dim, temperature=temperature, where=where)
+    return evaluate(LOG_SOFTMAX, x, dim, temperature, where, {}, dtype)
 
 
+@public
 class LogSoftmax(MapModule):
     """`log_softmax` as a module.
 
@@ -77,5 +91,5 @@ class LogSoftmax(MapModule):
     tensor([-0.6931, -0.6931])
     """
 
-    def __init__(self, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
+    def __init__(self, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(LOG_SOFTMAX, dim, temperature=temperature)

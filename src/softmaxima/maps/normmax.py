@@ -16,14 +16,17 @@ step has g′/g + s′/s ≤ 1, by convexity: g·s falls at least fourfold, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import thresholded
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Centred
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, total
 from softmaxima.core.tracing import is_exporting_to_onnx
 from softmaxima.kernels.native import Kernel
@@ -154,8 +157,15 @@ NORMMAX = register(
 )
 
 
+@public
 def normmax(
-    x: Array, dim: int = -1, *, alpha: float | Array = 2.0, temperature: float | Array = 1.0, where: Array | None = None
+    x: Array,
+    *,
+    alpha: float | Array = 2.0,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Normmax, `p = argmax_{q∈Δ} ⟨q, x/τ⟩ − ‖q‖_α`: u/Σu with u = relu(x/τ − λ)^{1/(α−1)} and λ such that Σ u^α = 1.
 
@@ -165,7 +175,7 @@ def normmax(
     Args:
         alpha: α ≥ 1, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad. 1 shares
             equally among the largest scores: there p jumps with the scores, and has no gradient.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     Its loss is `fenchel_young_loss(…, map="normmax")`. Errors as for `softmax`. Cost: two reads, one write and Newton's method on
     the scores within 1 of the maximum; never a sort. Source: Blondel, Martins & Niculae (2020), arXiv:1901.02324.
@@ -174,9 +184,10 @@ def normmax(
     >>> sm.normmax(np.array([1.0, 0.75, 0.5, 0.0])).round(4)
     array([0.4876, 0.3333, 0.179 , 0.    ])
     """
-    return NORMMAX(x, dim, alpha=alpha, temperature=temperature, where=where)
+    return evaluate(NORMMAX, x, dim, temperature, where, {"alpha": alpha}, dtype)
 
 
+@public
 class Normmax(MapModule):
     """`normmax` as a module; give `Positive(1.5, minimum=1.0)` as α to learn it.
 
@@ -186,6 +197,10 @@ class Normmax(MapModule):
     """
 
     def __init__(
-        self, alpha: float | Tensor | nn.Module = 2.0, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+        self,
+        alpha: float | Tensor | nn.Module = 2.0,
+        dim: int | Sequence[int] = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__(NORMMAX, dim, temperature=temperature, alpha=alpha)

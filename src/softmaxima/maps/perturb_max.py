@@ -11,7 +11,7 @@ which its diagonal is taken: no derivative of f is needed, and f may jump. J is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.envelope import with_slope
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Form, narrowed
 from softmaxima.core.numbers import as_number
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, total, without_mask
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import is_concrete, operation, sizes
@@ -536,14 +538,16 @@ PERTURB_MAX = register(
 )
 
 
+@public
 def perturb_max(
     x: Array,
-    dim: int = -1,
     *,
     noise: NoiseLike = "normal",
     scale: float | Array = 1.0,
+    dim: int | Sequence[int] = -1,
     temperature: float | Array = 1.0,
     where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Perturb-max, `p_i = P[argmax_j (x_j/τ + σ ε_j) = i]` for independent ε of one distribution, by quadrature, without sampling.
 
@@ -553,7 +557,7 @@ def perturb_max(
             `cdf` and a `log_prob`, of a single number; its parameters do not learn. Its place does not matter.
         scale: σ > 0, in units of x/τ, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may
             require grad. σ and τ do the same.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     Gumbel noise gives softmax. The order of the scores is kept, and a constant added to them changes nothing. Uniform noise gives
     exactly zero to scores σ or more below the largest one; the others give every score a probability, which may be too small
@@ -581,11 +585,10 @@ def perturb_max(
     >>> sm.perturb_max(np.array([0.5, 0.0, -1.0]), noise="uniform")
     array([0.875, 0.125, 0.   ])
     """
-    if isinstance(dim, (str, tuple, Distribution)):
-        raise TypeError(f"perturb_max: dim must be an int, got {dim!r}; pass the noise by name: noise={dim!r}")
-    return PERTURB_MAX(x, dim, noise=noise, scale=scale, temperature=temperature, where=where)
+    return evaluate(PERTURB_MAX, x, dim, temperature, where, {"noise": noise, "scale": scale}, dtype)
 
 
+@public
 class PerturbMax(MapModule):
     """`perturb_max` as a module; give an `nn.Parameter` as the scale to learn it.
 
@@ -598,7 +601,7 @@ class PerturbMax(MapModule):
         self,
         noise: NoiseLike = "normal",
         scale: float | Tensor | nn.Module = 1.0,
-        dim: int = -1,
+        dim: int | Sequence[int] = -1,
         *,
         temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:

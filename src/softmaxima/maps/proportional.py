@@ -3,17 +3,19 @@ r"""proportional: p_i = f(x_i) / Σ_j f(x_j), for any elementwise f ≥ 0."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import Blocks, Part, State, growth
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import LogSum, merge
 from softmaxima.core.monoid import log_sum as sum_of_exponentials
+from softmaxima.core.public import public
 from softmaxima.core.routing import is_plain
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
@@ -221,13 +223,15 @@ PROPORTIONAL = register(
 )
 
 
+@public
 def proportional(
     x: Array,
-    dim: int = -1,
     *,
     f: Callable[[Tensor], Tensor] = torch.sigmoid,
+    dim: int | Sequence[int] = -1,
     temperature: float | Array = 1.0,
     where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Probabilities proportional to f, `p_i = f(x_i/τ) / Σ_j f(x_j/τ)`.
 
@@ -236,7 +240,7 @@ def proportional(
             torch.nn.functional.softplus, … It gets float64, or x as it is (half precision as float32) where no
             value can overflow or vanish, and where τ is not 1 x/τ rounded to float64. Another shape raises ValueError, and anything
             but a floating-point tensor TypeError; a negative value raises ValueError (on the CPU, outside torch.compile).
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     A row where f is zero throughout gives zeros. Order is kept if f increases. Errors as for `softmax`. Of torch.sigmoid,
     torch.square, torch.nn.functional.softplus, torch.exp and torch.relu p is within 6 ulp on the CPU, whatever τ is (and above
@@ -255,12 +259,10 @@ def proportional(
         and callable(f)
     ):
         return forward(x, f)  # type: ignore[arg-type,return-value]  # which torch differentiates without evaluating f again
-    if callable(dim):
-        function = getattr(dim, "__name__", dim)
-        raise TypeError(f"proportional: dim must be an int, got the function {function}; pass it by name: f={function}")
-    return PROPORTIONAL(x, dim, f=f, temperature=temperature, where=where)
+    return evaluate(PROPORTIONAL, x, dim, temperature, where, {"f": f}, dtype)
 
 
+@public
 class Proportional(MapModule):
     """`proportional` as a module.
 
@@ -270,6 +272,10 @@ class Proportional(MapModule):
     """
 
     def __init__(
-        self, f: Callable[[Tensor], Tensor] = torch.sigmoid, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+        self,
+        f: Callable[[Tensor], Tensor] = torch.sigmoid,
+        dim: int | Sequence[int] = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__(PROPORTIONAL, dim, temperature=temperature, f=f)

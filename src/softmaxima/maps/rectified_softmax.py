@@ -3,15 +3,18 @@ r"""rectified_softmax: the softmax over {i : x_i ≥ 0}, and 0 elsewhere: softma
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import Blocks, Part, State, growth
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import LogSum, log_sum, merge
+from softmaxima.core.public import public
 from softmaxima.core.rows import normalise_exp
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -93,20 +96,22 @@ RECTIFIED_SOFTMAX = register(
 )
 
 
+@public
 def rectified_softmax(
     x: Array,
-    dim: int = -1,
     *,
     empty: Literal["zeros", "uniform"] = "zeros",
+    dim: int | Sequence[int] = -1,
     temperature: float | Array = 1.0,
     where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Softmax over the scores that are not negative; every negative score gets exactly zero.
 
     Args:
         empty: what a row without a non-negative score becomes: "zeros" (no mass), or "uniform" over the allowed scores. Its
             gradient is zero either way.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     It jumps where a score crosses 0, so its gradient says nothing of that crossing. Errors and cost as for `softmax`.
 
@@ -114,9 +119,10 @@ def rectified_softmax(
     >>> sm.rectified_softmax(np.array([-2.0, 3.0, -1.0, 5.0, 0.0, 2.0])).round(4)
     array([0.    , 0.1135, 0.    , 0.839 , 0.0057, 0.0418])
     """
-    return RECTIFIED_SOFTMAX(x, dim, empty=empty, temperature=temperature, where=where)
+    return evaluate(RECTIFIED_SOFTMAX, x, dim, temperature, where, {"empty": empty}, dtype)
 
 
+@public
 class RectifiedSoftmax(MapModule):
     """`rectified_softmax` as a module.
 
@@ -126,6 +132,10 @@ class RectifiedSoftmax(MapModule):
     """
 
     def __init__(
-        self, empty: Literal["zeros", "uniform"] = "zeros", dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+        self,
+        empty: Literal["zeros", "uniform"] = "zeros",
+        dim: int | Sequence[int] = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
         super().__init__(RECTIFIED_SOFTMAX, dim, temperature=temperature, empty=empty)

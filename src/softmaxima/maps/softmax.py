@@ -2,14 +2,18 @@ r"""softmax: p_i = exp(x_i) / Σ_j exp(x_j) = argmax_{q∈Δ} ⟨q, x⟩ + H(q).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_scores
+from softmaxima.core.arguments import Array, DType, as_map_scores, like_input
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, register
 from softmaxima.core.dtensors import is_dtensor
+from softmaxima.core.evaluation import evaluate
+from softmaxima.core.public import public
 from softmaxima.core.rows import normalise_exp, xlogx
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -48,14 +52,25 @@ SOFTMAX = register(
 )
 
 
-def softmax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+@public
+def softmax(
+    x: Array,
+    dim: int | Sequence[int] = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
+    _stacklevel: Any = 3,
+) -> Array:
     """Softmax, `p_i = exp(x_i/τ) / Σ_j exp(x_j/τ)`.
 
     Args:
-        x: scores of any shape, float64, float32, bfloat16 or float16.
-        dim: the axis that the probabilities sum to one along.
+        x: scores of any shape.
+        dim: the axis that the probabilities sum to one along, or several that count as one.
         temperature: τ > 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
         where: boolean, broadcasts to x; False (like a score of −∞) gives probability 0 and gradient 0.
+        dtype: what x is converted to first, as by torch's function. None keeps the dtype of x; integers become torch's default
+            dtype, or float64 for NumPy, as in `logsumexp`.
 
     Returns:
         Probabilities with the shape, dtype and array kind of x. A row with nothing allowed is all zeros; a row that holds
@@ -65,15 +80,17 @@ def softmax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where:
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Cost: two reads and one write of a row; a temperature costs one more read.
+    Cost: two reads and one write of a row; a temperature costs one more read. It can take the place of torch's:
+    `torch.nn.functional.softmax = sm.softmax`, for which `_stacklevel` is taken and not read.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.softmax(np.array([2.0, 1.0, 0.1])).round(3)
     array([0.659, 0.242, 0.099])
     """
-    return SOFTMAX(x, dim, temperature=temperature, where=where)
+    return evaluate(SOFTMAX, x, dim, temperature, where, {}, dtype)
 
 
+@public
 class Softmax(MapModule):
     """`softmax` as a module.
 
@@ -82,11 +99,20 @@ class Softmax(MapModule):
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
+    def __init__(self, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(SOFTMAX, dim, temperature=temperature)
 
 
-def softmin(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+@public
+def softmin(
+    x: Array,
+    dim: int | Sequence[int] = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
+    _stacklevel: Any = 3,
+) -> Array:
     """Softmin, `p_i = exp(−x_i/τ) / Σ_j exp(−x_j/τ)`: `softmax(−x)`. Here +∞ is the score that gets exactly zero.
 
     Arguments, errors and cost as for `softmax`.
@@ -95,14 +121,16 @@ def softmin(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where:
     >>> sm.softmin(np.array([2.0, 1.0, 0.1])).round(3)
     array([0.096, 0.261, 0.643])
     """
-    if not is_dtensor(x):
-        as_scores(SOFTMIN.name, x)
-    return SOFTMIN(-x, dim, temperature=temperature, where=where)
+    if is_dtensor(x):
+        return evaluate(SOFTMIN, -x, dim, temperature, where, {}, dtype)
+    scores = as_map_scores(SOFTMIN.name, x, dtype)
+    return like_input(evaluate(SOFTMIN, -scores, dim, temperature, where, {}), x)
 
 
 SOFTMIN = replace(SOFTMAX, name="softmin")  # of scores whose sign is already changed; named in errors
 
 
+@public
 class Softmin(Softmax):
     """`softmin` as a module.
 

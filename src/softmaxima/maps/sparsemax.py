@@ -2,12 +2,16 @@ r"""sparsemax: p = argmin_{q∈Δ} ‖q − x‖² = relu(x − λ), with λ suc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import thresholded
 from softmaxima.core.contract import Cost, Map, Properties, register
+from softmaxima.core.evaluation import evaluate
+from softmaxima.core.public import public
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
@@ -53,7 +57,10 @@ SPARSEMAX = register(
 )
 
 
-def sparsemax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+@public
+def sparsemax(
+    x: Array, dim: int | Sequence[int] = -1, *, temperature: float | Array = 1.0, where: Array | None = None, dtype: DType = None
+) -> Array:
     """Sparsemax, `p = relu(x/τ − λ)` with λ such that Σp = 1: the point of the simplex nearest to x/τ.
 
     Scores more than 1 below the maximum of x/τ always get exactly zero. On its support the gradient is that of a centred
@@ -65,9 +72,10 @@ def sparsemax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, wher
     >>> sm.sparsemax(np.array([1.0, 0.8, 0.1, -1.0]))
     array([0.6, 0.4, 0. , 0. ])
     """
-    return SPARSEMAX(x, dim, temperature=temperature, where=where)
+    return evaluate(SPARSEMAX, x, dim, temperature, where, {}, dtype)
 
 
+@public
 class Sparsemax(MapModule):
     """`sparsemax` as a module.
 
@@ -76,5 +84,5 @@ class Sparsemax(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
+    def __init__(self, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(SPARSEMAX, dim, temperature=temperature)

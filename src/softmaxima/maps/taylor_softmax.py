@@ -6,13 +6,16 @@ f_k is the Taylor polynomial of exp, so f_k′ = f_{k−1}. Its tails are a poly
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import Blocks, Part, State, of_the_mass
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
+from softmaxima.core.public import public
 from softmaxima.core.rows import divisor, row_maximum, total, without_mask
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -99,8 +102,15 @@ TAYLOR_SOFTMAX = register(
 )
 
 
+@public
 def taylor_softmax(
-    x: Array, dim: int = -1, *, order: int = 2, temperature: float | Array = 1.0, where: Array | None = None
+    x: Array,
+    *,
+    order: int = 2,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Taylor softmax, `p_i = f(x_i/τ) / Σ_j f(x_j/τ)` with f the even Taylor polynomial of exp at 0.
 
@@ -109,7 +119,7 @@ def taylor_softmax(
 
     Args:
         order: degree k of f, even.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     Errors and cost as for `softmax`.
 
@@ -117,9 +127,10 @@ def taylor_softmax(
     >>> sm.taylor_softmax(np.array([2.0, 1.0, 0.0])).round(4)
     array([0.5882, 0.2941, 0.1176])
     """
-    return TAYLOR_SOFTMAX(x, dim, order=order, temperature=temperature, where=where)
+    return evaluate(TAYLOR_SOFTMAX, x, dim, temperature, where, {"order": order}, dtype)
 
 
+@public
 class TaylorSoftmax(MapModule):
     """`taylor_softmax` as a module.
 
@@ -128,5 +139,5 @@ class TaylorSoftmax(MapModule):
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, order: int = 2, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
+    def __init__(self, order: int = 2, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(TAYLOR_SOFTMAX, dim, temperature=temperature, order=order)

@@ -3,15 +3,18 @@ r"""topk_softmax: the softmax over Ω_k, the k highest scores, and 0 elsewhere. 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import Blocks, Part, State, places
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import log_sum
+from softmaxima.core.public import public
 from softmaxima.core.rows import normalise_exp
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels.native import Kernel
@@ -120,13 +123,22 @@ TOPK_SOFTMAX = register(
 )
 
 
-def topk_softmax(x: Array, dim: int = -1, *, k: int = 10, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+@public
+def topk_softmax(
+    x: Array,
+    *,
+    k: int = 10,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
+) -> Array:
     """Softmax over the k highest scores, and exactly zero for the others: sparse softmax, or top-k sampling's distribution.
 
     Args:
         k: how many scores to keep, exactly, ties included: of equal scores the lowest indices are kept. At least the row's
             length gives softmax.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     It jumps where the k-th score changes hands. Errors as for `softmax`. Cost: a selection (never a sort) and two reads.
 
@@ -134,9 +146,10 @@ def topk_softmax(x: Array, dim: int = -1, *, k: int = 10, temperature: float | A
     >>> sm.topk_softmax(np.array([1.0, 2.0, 1.0, 0.0]), k=2).round(4)
     array([0.2689, 0.7311, 0.    , 0.    ])
     """
-    return TOPK_SOFTMAX(x, dim, k=k, temperature=temperature, where=where)
+    return evaluate(TOPK_SOFTMAX, x, dim, temperature, where, {"k": k}, dtype)
 
 
+@public
 class TopKSoftmax(MapModule):
     """`topk_softmax` as a module.
 
@@ -145,5 +158,5 @@ class TopKSoftmax(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, k: int = 10, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
+    def __init__(self, k: int = 10, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(TOPK_SOFTMAX, dim, temperature=temperature, k=k)

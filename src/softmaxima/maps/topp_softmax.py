@@ -7,16 +7,19 @@ patterns of the floating-point numbers: exact, 32 or 64 sums of a row, and no so
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import Blocks, Part, State, places
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import LogSum, log_sum, merge
+from softmaxima.core.public import public
 from softmaxima.core.rows import divisor, normalise_exp, row_maximum
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, is_traced
 from softmaxima.kernels.native import Kernel
@@ -306,13 +309,22 @@ TOPP_SOFTMAX = register(
 )
 
 
-def topp_softmax(x: Array, dim: int = -1, *, p: float = 0.9, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+@public
+def topp_softmax(
+    x: Array,
+    *,
+    p: float = 0.9,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
+) -> Array:
     """Softmax over the nucleus: the fewest highest scores whose softmax mass is at least p; exactly zero for the others.
 
     Args:
         p: the share of the mass to keep, in (0, 1]; 1 keeps every score. Masses are compared in float64; of equal scores the
             lowest indices are kept.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     It jumps where the nucleus changes. Errors as for `softmax`. Cost: a bisection (never a sort) and two reads.
 
@@ -320,9 +332,10 @@ def topp_softmax(x: Array, dim: int = -1, *, p: float = 0.9, temperature: float 
     >>> sm.topp_softmax(np.log([0.5, 0.3, 0.15, 0.05]), p=0.75).round(4)
     array([0.625, 0.375, 0.   , 0.   ])
     """
-    return TOPP_SOFTMAX(x, dim, p=p, temperature=temperature, where=where)
+    return evaluate(TOPP_SOFTMAX, x, dim, temperature, where, {"p": p}, dtype)
 
 
+@public
 class TopPSoftmax(MapModule):
     """`topp_softmax` as a module.
 
@@ -331,5 +344,5 @@ class TopPSoftmax(MapModule):
     tensor([1., 0.])
     """
 
-    def __init__(self, p: float = 0.9, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
+    def __init__(self, p: float = 0.9, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0) -> None:
         super().__init__(TOPP_SOFTMAX, dim, temperature=temperature, p=p)

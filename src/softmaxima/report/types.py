@@ -10,7 +10,7 @@ from softmaxima.maps import REGISTRY as MAPS
 
 CONTRACT = "from softmaxima.core.contract import AnyMap"
 OF_ROOMS = {
-    "distributed": (CONTRACT, "from softmaxima.distributed.ranks import Group"),
+    "distributed": (CONTRACT, "from softmaxima.core.arguments import DType", "from softmaxima.distributed.ranks import Group"),
     "dask": (CONTRACT, "from softmaxima.dask.chunks import Array"),
 }
 

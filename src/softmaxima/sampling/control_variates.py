@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import check_value
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_number
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.drawing import Drawing, Function, as_drawing, over_rows
@@ -30,6 +31,7 @@ from softmaxima.temperature import Temperature
 Control = Callable[[Tensor], Tensor]
 
 
+@public
 def relax(
     x: Tensor,
     f: Function,
@@ -101,6 +103,7 @@ def _controlled(drawing: Drawing, f: Function, control: Control, u: Tensor) -> T
     return (values + apart * log_prob + moved).mean(0).to(drawing.rows.dtype)
 
 
+@public
 def rebar(
     x: Tensor,
     f: Function,
@@ -153,6 +156,7 @@ def _softened(z: Tensor, drawing: Drawing, tau: float | Tensor) -> Tensor:
     return SOFTMAX(z, drawing.rows.dim + 1 if z.ndim > 1 else -1, temperature=tau)
 
 
+@public
 def second_moment(value: Tensor, x: Tensor) -> Tensor:
     """Σ (∂value/∂x)², differentiable: less of it is less variance, for the expectation of ∂value/∂x is what it is.
 
@@ -184,6 +188,7 @@ def second_moment(value: Tensor, x: Tensor) -> Tensor:
     return slope.double().square().sum().to(torch.promote_types(value.dtype, torch.float32))
 
 
+@public
 class Relax(nn.Module):
     r"""`relax` with a control variate that learns, `c(z) = η f(softmax(z/τ)) + r(softmax(z/τ))`.
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.numbers import check_choice, check_count
+from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.randomness import Randomness
 from softmaxima.sampling.control_variates import rebar, relax
 from softmaxima.sampling.drawing import Function, check_values_of, drawn_rows
@@ -68,6 +69,7 @@ ESTIMATORS = {
 }
 
 
+@public
 def expectation(
     x: Tensor,
     f: Function,
@@ -115,13 +117,15 @@ def expectation(
     count = check_count(name, "samples", samples)
     shared = {"samples": count, "dim": dim, "where": where, "generator": generator}
     known = inspect.signature(chosen.function)
+    taken = ("f", "params", *shared, *chosen.options)
+    own = [option for option in list(known.parameters)[1:] if option not in taken]
+    for unknown in () if "params" in known.parameters else options.keys() - {*own, *chosen.options}:
+        raise unknown_argument(name, unknown, [*own, *shared], of=f"estimator={estimator!r}")
     try:
         if both := sorted(set(options) & set(chosen.options)):
             raise TypeError(f"{both[0]} is {chosen.options[both[0]]!r} of this name")
         known.bind(*(x,) if chosen.draws else (x, f), **shared, **chosen.options, **options)
     except TypeError as error:
-        taken = ("f", "params", *shared, *chosen.options)
-        own = [option for option in list(known.parameters)[1:] if option not in taken]
         raise TypeError(f"{name}: {error}; estimator={estimator!r} has the options {', '.join([*own, *shared])}") from None
     asked = {**shared, **chosen.options, **options}
     rows = drawn_rows(name, x, f, dim, where, count)

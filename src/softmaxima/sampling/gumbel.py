@@ -17,6 +17,7 @@ from softmaxima.core.arguments import Array, as_scores, like_input
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.modules import OptionsModule, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete
@@ -24,6 +25,7 @@ from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.rows import Rows, as_rows, index_of, largest, map_params, straight
 
 
+@public
 def gumbel_max(
     x: Array,
     dim: int = -1,
@@ -80,6 +82,7 @@ def check_drawable(rows: Rows) -> None:
         raise ValueError(f"{rows.name}: scores must be below +∞ and not NaN, got {value}; give finite ones, or −∞ for a mask")
 
 
+@public
 def gumbel_softmax(
     x: Array,
     temperature: float | Array = 1.0,
@@ -125,6 +128,7 @@ def gumbel_softmax(
     return _relaxed("gumbel_softmax", SOFTMAX, x, temperature, hard, dim, where, samples, generator, {})
 
 
+@public
 def relaxed_sample(
     x: Array,
     temperature: float | Array = 1.0,
@@ -189,6 +193,7 @@ def check_probabilities(name: str, map: Map) -> None:
         raise ValueError(f"{name}: map must give probabilities, got {map.name!r}, which gives their logarithms; take softmax")
 
 
+@public
 class GumbelSoftmax(OptionsModule):
     """`gumbel_softmax`, or `relaxed_sample` by another map, as a module: a new draw at each call.
 
@@ -216,7 +221,7 @@ class GumbelSoftmax(OptionsModule):
     ) -> None:
         name = type(self).__name__
         found = find_map(map, name)
-        values = found.complete(params)
+        values = found.complete(params, name)
         if check_flag(name, "hard", hard):
             check_probabilities(name, found)
         temperature = held_value(name, "temperature", temperature, *TEMPERATURE)

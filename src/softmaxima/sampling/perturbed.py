@@ -17,6 +17,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, as_tensor, check_dim, check_per_row, like_input
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_choice, check_count, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import sizes
@@ -25,6 +26,7 @@ from softmaxima.sampling.rows import widened
 from softmaxima.sampling.score_function import BASELINES, constant_of, estimate
 
 
+@public
 def perturbed_argmax(
     x: Array,
     solver: Callable[[Any], Any],

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import broadcasts
 from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, described
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
 from softmaxima.sampling.drawing import Function, as_drawing, over_rows
@@ -24,6 +25,7 @@ from softmaxima.sampling.rows import largest
 BASELINES = ("leave_one_out", "none")
 
 
+@public
 def score_function(log_prob: Tensor, values: Tensor, *, baseline: str | float | Tensor = "leave_one_out") -> Tensor:
     r"""The mean of values f(D_s) of draws, as an estimate of E f(D) whose derivatives are estimates of its derivatives.
 
@@ -95,6 +97,7 @@ def estimate(log_prob: Tensor, values: Tensor, constant: float | Tensor) -> Tens
     return (values * ratio + constant * (1 - ratio)).mean(0)
 
 
+@public
 def reinforce(
     x: Tensor,
     f: Function,
@@ -144,6 +147,7 @@ def reinforce(
     return estimate(log_prob, values, constant_of(name, known, values)).to(drawing.rows.dtype)
 
 
+@public
 def sum_and_sample(
     x: Tensor,
     f: Function,

@@ -16,6 +16,7 @@ import torch
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_count, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.tracing import sizes
 from softmaxima.maps.softmax import SOFTMAX
@@ -24,6 +25,7 @@ from softmaxima.sampling.noise import conditional, gumbel, uniform
 from softmaxima.sampling.rows import as_rows, largest, map_params, moving, straight
 
 
+@public
 def straight_through(
     x: Array,
     temperature: float | Array = 1.0,
@@ -84,6 +86,7 @@ def straight_through(
     return rows.back(straight(largest(log_p + gumbel(rows.uniform(generator))), p, rows.dtype))
 
 
+@public
 def reinmax(
     x: Array,
     temperature: float | Array = 1.0,
@@ -127,6 +130,7 @@ def reinmax(
     return rows.back(straight(one_hot, 2 * halfway - p / 2, rows.dtype))
 
 
+@public
 def rao_blackwell_gumbel(
     x: Array,
     temperature: float | Array = 1.0,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.numbers import check_count, check_flag, check_int
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import sizes
@@ -38,6 +39,7 @@ class OrderedDraw(NamedTuple):
     log_prob: Any
 
 
+@public
 def gumbel_top_k(
     x: Array,
     k: int,
@@ -97,6 +99,7 @@ def _selected(rows: Rows, indices: Tensor) -> Tensor:
     return rows.expanded(torch.zeros_like(rows.x, dtype=torch.bool)).scatter(-1, indices, True)
 
 
+@public
 def relaxed_top_k(
     x: Array,
     k: int,

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.arguments import Array, as_map_scores, like_input
 from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.public import public
 from softmaxima.segments.arguments import prepared, value_of_segments
 from softmaxima.segments.grouping import Segments
 from softmaxima.segments.nested import is_jagged, nested_like, segments_of_nested, values_beside
@@ -16,6 +17,7 @@ from softmaxima.segments.operations import operation_of
 from softmaxima.segments.recorded import compiled, evaluate
 
 
+@public
 def segment_softmax(
     x: Array,
     index: Array | Segments | None = None,
@@ -40,6 +42,7 @@ def segment_softmax(
     )
 
 
+@public
 def segment_map(
     map: AnyMap,
     x: Array,
@@ -99,12 +102,12 @@ def _segment_map(
     name: str, map: AnyMap, x: Any, index: Any, num_segments: Any, ptr: Any, dim: Any, temperature: Any, where: Any, params: Any
 ) -> Any:
     found = find_map(map, name)
-    values = found.complete(params)
+    values = found.complete(params, name)
     if is_jagged(name, x):
         own, segments = segments_of_nested(name, x, {"index": index, "num_segments": num_segments, "ptr": ptr}, dim)
         where = values_beside(name, "where", where, x)
         return nested_like(x, _segment_map(name, map, own, segments, None, None, 0, temperature, where, params))
-    scores = as_scores(name, x)
+    scores = as_map_scores(name, x)
     segments, axis, tau, mask = prepared(name, scores, index, num_segments, ptr, dim, temperature, where)
     checked: list[Any] = []
     for parameter in found.params:

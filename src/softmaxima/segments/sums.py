@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from softmaxima.core.arguments import Array, as_floating, check_scores, like_input
+from softmaxima.core.public import public
 from softmaxima.lse.logsumexp import check_real, check_weights
 from softmaxima.segments.arguments import prepared
 from softmaxima.segments.grouping import Segments
@@ -14,6 +15,7 @@ from softmaxima.segments.ragged import Operation
 from softmaxima.segments.recorded import compiled, evaluate
 
 
+@public
 def segment_logsumexp(
     x: Array,
     index: Array | Segments | None = None,
@@ -54,6 +56,7 @@ def segment_logsumexp(
     )
 
 
+@public
 def segment_log_mean_exp(
     x: Array,
     index: Array | Segments | None = None,

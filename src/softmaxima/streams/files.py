@@ -24,6 +24,7 @@ from softmaxima.core.numbers import (
     described,
 )
 from softmaxima.core.places import STANDARD_INPUT, Place, found
+from softmaxima.core.public import public
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
 from softmaxima.streams.formats import Scores, open_scores, piece_length, read_once, unreadable
@@ -37,6 +38,7 @@ EIGHT_BITS = ("int8", "uint8")
 WINDOW = 64  # pieces of plain memory, at most, that a thread sums at a time
 
 
+@public
 def file_logsumexp(
     path: str | Path | Iterable[str | Path],
     *,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, check_where, like_input
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, InputError, check_choice, check_number
+from softmaxima.core.public import public
 from softmaxima.maps.softmax import softmax
 from softmaxima.temperature._one_number import best_temperature
 from softmaxima.temperature._rows import NoOptimumError, Rows, checked
@@ -126,6 +127,7 @@ class ScalingCalibration:
 Calibration = TemperatureCalibration | ScalingCalibration
 
 
+@public
 def calibrate_temperature(
     logits: Any,
     labels: Any,
@@ -202,6 +204,7 @@ def _measured(rows: Rows, tau: float, steps: int, bound: str | None = None) -> T
     return TemperatureCalibration(tau, before, after, steps, bound, rows.smoothing)
 
 
+@public
 def calibrate_scaling(
     logits: Any,
     labels: Any,

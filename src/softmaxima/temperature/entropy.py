@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import Array, as_scores, check_dim, check_per_row, check_where, like_input, moved_last
 from softmaxima.core.differentiable import batch_first, differentiable, forward_mode, primal
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_number
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete
 from softmaxima.lse import logsumexp
@@ -28,6 +29,7 @@ from softmaxima.temperature.positive import Positive, Range
 ENTROPY = (lambda h: (h >= 0) & (h < math.inf)), "a finite number of nats of at least 0"
 
 
+@public
 def entropy_temperature(x: Array, entropy: float | Array, dim: int = -1, *, where: Array | None = None) -> Array:
     """The temperature of each row at which its softmax has a given entropy, H(softmax(x/τ)) = h.
 
@@ -73,6 +75,7 @@ def entropy_temperature(x: Array, entropy: float | Array, dim: int = -1, *, wher
     return like_input(tau.to(scores.dtype).movedim(-1, dim), x)
 
 
+@public
 class EntropyTarget(nn.Module):
     """A temperature that is learnt so that the mean entropy of rows is held at a target: the dual variable of that constraint.
 

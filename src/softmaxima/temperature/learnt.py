@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_int, check_number
+from softmaxima.core.public import public
 from softmaxima.core.tracing import sizes
 from softmaxima.temperature.positive import Positive, Range
 
 
+@public
 class Temperature(Positive):
     """A temperature τ > 0 that is learnt, which every map, loss, head and attention takes as `temperature=`.
 
@@ -36,6 +38,7 @@ class Temperature(Positive):
     """
 
 
+@public
 class LayerwiseTemperature(WithOptions, nn.Module):
     """A temperature for each layer of a network, τ_ℓ = τ₀ αˡ for ℓ = 0, …, layers − 1: cooler with depth where α < 1.
 
@@ -105,6 +108,7 @@ class _OfLayer(nn.Module):
         return f"layer={self.layer}"
 
 
+@public
 class StateTemperature(nn.Module):
     """A temperature for each state that is seen, τ(s) = v(f(s)) of a network f, within limits: `temperature=module(state)`.
 

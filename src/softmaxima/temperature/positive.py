@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import COMPUTE_DTYPE, broadcasts, check_value
 from softmaxima.core.differentiable import differentiable
 from softmaxima.core.numbers import check_choice, check_count, check_number, described
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_eager, is_exporting_to_onnx, may_differentiate, transforming
 from softmaxima.lse.softplus import inverse_softplus, softplus
 
@@ -136,6 +137,7 @@ class Range:
         return f"minimum={a:.4g}, maximum={b:.4g}, parametrization={self.parametrization!r}"
 
 
+@public
 class Positive(nn.Module):
     """A positive number v(ρ) between two limits, or a tensor of them, of which ρ is learnt.
 

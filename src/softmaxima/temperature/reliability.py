@@ -11,6 +11,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_values
 from softmaxima.core.numbers import InputError
+from softmaxima.core.public import public
 
 BINS = 15
 ROUNDING = 2**-7  # by which a sum of probabilities of bfloat16 may be beyond 1
@@ -127,6 +128,7 @@ class RowMeasures:
         )
 
 
+@public
 def reliability(probabilities: Any, labels: Any, *, sample_weight: Any = None) -> Reliability:
     """Expected calibration error, Brier score and log loss of probabilities, with the bins of their picture.
 

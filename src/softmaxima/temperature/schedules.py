@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, check_count, check_number, described
+from softmaxima.core.public import public
 
 
+@public
 class TemperatureSchedule(WithOptions, nn.Module):
     """τ as a function of the number of steps that were taken, which `step()` counts.
 
@@ -71,6 +73,7 @@ class TemperatureSchedule(WithOptions, nn.Module):
         return super()._apply(moved, recurse)
 
 
+@public
 class ExponentialTemperature(TemperatureSchedule):
     """τ_t = max(τ₀ λᵗ, τ_min): a factor a step.
 
@@ -102,6 +105,7 @@ class ExponentialTemperature(TemperatureSchedule):
         self.hold(**options)
 
 
+@public
 class GeometricTemperature(TemperatureSchedule):
     """τ_t = τ₀ (τ_T/τ₀)^{t/T}: equal factors.
 
@@ -124,6 +128,7 @@ class GeometricTemperature(TemperatureSchedule):
         self.hold(**options)
 
 
+@public
 class LinearTemperature(TemperatureSchedule):
     """τ_t = τ₀ + (τ_T − τ₀) t/T: equal differences. Arguments, errors and cost as for `GeometricTemperature`.
 
@@ -139,6 +144,7 @@ class LinearTemperature(TemperatureSchedule):
         self.hold(**options)
 
 
+@public
 class CosineTemperature(TemperatureSchedule):
     """τ_t = τ_T + (τ₀ − τ_T)(1 + cos(πt/T))/2: slowly at both ends. Arguments, errors and cost as for `GeometricTemperature`.
 

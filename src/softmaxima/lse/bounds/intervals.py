@@ -25,6 +25,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_device, check_values, like_input
 from softmaxima.core.numbers import check_count, check_number, check_positive
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_eager
 from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsAtOnce, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
@@ -61,6 +62,7 @@ class Interval:
 # One function a bound ---------------------------------------------------------------------------------------------------------
 
 
+@public
 def basic_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
     """`max x/τ ≤ LSE(x/τ) ≤ max x/τ + log n`, n counting the scores that are not −∞. In nats.
 
@@ -87,6 +89,7 @@ def basic_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, w
     return _one("basic", read_rows("basic_bounds", x, dim, temperature, where))
 
 
+@public
 def mean_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
     """`LSE(x/τ) ≥ mean x/τ + log n`, by Jensen's inequality; equality where all scores are equal. The upper end is +∞.
 
@@ -99,6 +102,7 @@ def mean_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, wh
     return _one("mean", read_rows("mean_bounds", x, dim, temperature, where))
 
 
+@public
 def renyi_bounds(
     x: Array, p: Array, order: float = 1.0, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Interval:
@@ -136,6 +140,7 @@ def renyi_bounds(
     return interval_of(rows, "renyi", *in_order(found))
 
 
+@public
 def gap_bounds(
     x: Array, k: int = LARGEST, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Interval:
@@ -152,6 +157,7 @@ def gap_bounds(
     return _one("gap", read_rows("gap_bounds", x, dim, temperature, where), k=k)
 
 
+@public
 def adaptive_bounds(
     x: Array, gap: float | None = None, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Interval:
@@ -172,6 +178,7 @@ def adaptive_bounds(
     return _one("adaptive", read_rows("adaptive_bounds", x, dim, temperature, where), gap=gap)
 
 
+@public
 def histogram_bounds(
     x: Array, width: float = WIDTH, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Interval:
@@ -191,6 +198,7 @@ def histogram_bounds(
     return _one("histogram", read_rows("histogram_bounds", x, dim, temperature, where), width=width)
 
 
+@public
 def lipschitz_bounds(
     x: Array, y: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Interval:
@@ -214,6 +222,7 @@ def lipschitz_bounds(
     return interval_of(rows, name.removesuffix("_bounds"), *in_order(found))
 
 
+@public
 def bounds(
     x: Array,
     dim: int = -1,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.numbers import check_number
+from softmaxima.core.public import public
 from softmaxima.lse.bounds._gaps import GapsOfRows, KeptAtOnce, ends, read_rows
 from softmaxima.lse.bounds.intervals import Interval, interval_of, sums_between
 
@@ -34,6 +35,7 @@ class Sparsified:
     evaluated: Any
 
 
+@public
 def sparsified_logsumexp(
     x: Array, eps: float = 1e-6, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Sparsified:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import like_input
 from softmaxima.core.numbers import check_choice, check_confidence, check_count, check_number, check_one_temperature, check_positive
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_numpy_generator
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.estimates.confidence import (
@@ -93,6 +94,7 @@ class Estimate:
         return self.certificate in ("deterministic", "finite-sample")
 
 
+@public
 def estimate(
     source: Any,
     target_nats: float = 0.01,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor
 from softmaxima.core.numbers import check_count
+from softmaxima.core.public import public
 from softmaxima.core.randomness import SEEDS, Randomness, as_seed
 from softmaxima.kernels import native
 from softmaxima.lse.bounds._gaps import quotient
@@ -396,6 +397,7 @@ class InnerProduct:
         return 2.0 * (self._table.rows.shape[1] + 2) * 2.0**-24 * self.maximum
 
 
+@public
 def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None = None, generator: Randomness = None) -> Any:  # noqa: N803
     """A FAISS index of the rows of W [n, d] by inner product: an inverted file over `cells` k-means cells.
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_temperature, like_input
-from softmaxima.core.numbers import nearest
 from softmaxima.core.onnx import refuse_export
+from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.lse.matrix.density import log_trace_exp
@@ -48,6 +48,7 @@ def matrix_logsumexp(
     max_steps: int = 500,
     generator: Randomness = None,
 ) -> TraceEstimate: ...
+@public
 def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
     """The logarithm of the trace of a matrix exponential, `log tr exp(X/τ)`, in nats: a log partition function.
 
@@ -91,7 +92,7 @@ def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
     known = list(inspect.signature(estimate_log_trace).parameters)[3:]
     for option in options:
         if option not in known:
-            raise TypeError(f"{name}: unknown option {option}{nearest(option, known)}; operators take: {', '.join(known)}")
+            raise unknown_argument(name, option, known, of="an operator")
     if isinstance(X, np.ndarray) or (isinstance(X, Tensor) and X.layout not in SPARSE):
         if options:
             raise TypeError(
