@@ -1,5 +1,6 @@
-// The softmax over the k highest scores, or over the fewest highest that hold the share p of the mass; of equal scores the first
-// ones. Neither sorts a row: candidates are collected against a bound that rises, or the mass is counted in bins.
+// The softmax over the k highest scores, or over the fewest highest that hold the share p of the mass, of equal scores the first
+// ones; or over those with the share p of the largest exp. None sorts a row: candidates are collected against a bound that rises, or
+// the mass is counted in bins.
 
 #include <algorithm>
 
@@ -32,7 +33,9 @@ struct Selection {
         return true;
     }
 
-    static void emit(const Row<T>& row, const Kept<C>& kept, Scratch<C>& scratch) {
+    // body(scores, length, offset) for the groups that hold a score that is kept, with −∞ for the others, and others(offset, length).
+    template <class Body, class Others>
+    static void for_each_group(const Row<T>& row, const Kept<C>& kept, Scratch<C>& scratch, const Body& body, const Others& others) {
         int64_t ties = kept.ties;
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
@@ -40,14 +43,13 @@ struct Selection {
             for (int64_t j = 0; j < length; j += LOOK) {
                 const int64_t look = minimum(LOOK, length - j);
                 const C* values = block + j;
-                T* to = row.out + i + j;
                 int any = 0, equal = 0;
                 for (int64_t k = 0; k < look; ++k) {
                     any |= values[k] >= kept.lowest;
                     equal |= values[k] == kept.lowest;
                 }
                 if (!any) {
-                    std::memset(to, 0, size_t(look) * sizeof(T));
+                    others(i + j, look);
                     continue;
                 }
                 C high[LOOK], low[LOOK];
@@ -63,9 +65,29 @@ struct Selection {
                 for (int64_t k = 0; equal && k < look; ++k) {
                     if (values[k] == kept.lowest && ties-- <= 0) high[k] = nothing;
                 }
-                emit_exp(Scores<C>{high, row.tau == 1.0 ? nullptr : low}, look, kept.origin, {1.0, kept.mass}, to);
+                body(Scores<C>{high, row.tau == 1.0 ? nullptr : low}, look, i + j);
             }
         }
+    }
+
+    static void emit(const Row<T>& row, const Kept<C>& kept, Scratch<C>& scratch) {
+        for_each_group(
+            row, kept, scratch, [&](Scores<C> z, int64_t length, int64_t at) { emit_exp(z, length, kept.origin, {1.0, kept.mass}, row.out + at); },
+            [&](int64_t at, int64_t length) { std::memset(row.out + at, 0, size_t(length) * sizeof(T)); });
+    }
+
+    // The largest score; NaN where one is, and of +∞, of which there are no shares.
+    static double largest(const Row<T>& row, Scratch<C>& scratch) {
+        C top = nothing;
+        bool nan = false;
+        for (int64_t i = 0; i < row.n; i += BLOCK) {
+            const int64_t length = minimum(BLOCK, row.n - i);
+            const C* block = row.raw(i, length, scratch.high);
+            const C high = highest(block, length);
+            top = high > top ? high : top;
+            nan = nan || any_nan(block, length);
+        }
+        return nan || top == -nothing ? std::numeric_limits<double>::quiet_NaN() : double(top);
     }
 };
 
@@ -166,19 +188,9 @@ struct TopP : Selection<T> {
     };
 
     bool operator()(Row<T> row, Scratch<C>& scratch) const {
-        constexpr double infinity = std::numeric_limits<double>::infinity();
-        C top_value = nothing;
-        bool nan = false;
-        for (int64_t i = 0; i < row.n; i += BLOCK) {
-            const int64_t length = minimum(BLOCK, row.n - i);
-            const C* block = row.raw(i, length, scratch.high);
-            const C high = highest(block, length);
-            top_value = high > top_value ? high : top_value;
-            nan = nan || any_nan(block, length);
-        }
-        const double top = double(top_value);
-        if (nan || top == infinity) return this->fill(row, std::numeric_limits<double>::quiet_NaN());
-        if (top == -infinity) return this->fill(row, 0.0);
+        const double top = this->largest(row, scratch);
+        if (!(top > NOTHING)) return this->fill(row, top != top ? top : 0.0);
+        const C top_value = C(top);
 
         C* values = scratch.candidates.at_least(2 * row.n);
         if (!values) return false;
@@ -346,6 +358,35 @@ struct TopP : Selection<T> {
     }
 };
 
+// Every score within −τθ of the largest, θ = log p.
+template <class T>
+struct MinP : Selection<T> {
+    using C = compute_t<T>;
+
+    bool operator()(Row<T> row, Scratch<C>& scratch) const {
+        const double top = this->largest(row, scratch);
+        if (!(top > NOTHING)) return this->fill(row, top != top ? top : 0.0);
+        row.anchor_at(top);
+        Kept<C> kept = {lowest(top + row.tau * *row.theta), row.n, Origin<C>::at(C(top - row.anchor)), 0};
+        Sum mass;
+        const auto add = [&](Scores<C> z, int64_t length, int64_t) {
+            mass.add((z.low ? sum_exp<false, true>(z.high, z.low, length, kept.origin, static_cast<C*>(nullptr))
+                            : sum_exp<false, false>(z.high, z.low, length, kept.origin, static_cast<C*>(nullptr)))
+                         .sum);
+        };
+        this->for_each_group(row, kept, scratch, add, [](int64_t, int64_t) {});
+        kept.mass = mass.value();
+        this->emit(row, kept, scratch);
+        return true;
+    }
+
+    // The least number of C that is not below the level.
+    static C lowest(double level) {
+        const C value = C(level);
+        return double(value) < level ? std::nextafter(value, std::numeric_limits<C>::infinity()) : value;
+    }
+};
+
 template <template <class> class Map>
 int forward(const SoftmaximaForward* call, double nanoseconds) {
     return with_dtype(call->rows.dtype, [=](auto type) {
@@ -361,7 +402,10 @@ int topk_softmax(const SoftmaximaForward* call) { return forward<TopK>(call, 0.5
 
 int topp_softmax(const SoftmaximaForward* call) { return forward<TopP>(call, 5.0); }
 
+int minp_softmax(const SoftmaximaForward* call) { return forward<MinP>(call, 0.7); }
+
 }  // namespace SOFTMAXIMA_ISA
 
 SOFTMAXIMA_KERNEL(topk_softmax, Forward)
 SOFTMAXIMA_KERNEL(topp_softmax, Forward)
+SOFTMAXIMA_KERNEL(minp_softmax, Forward)

@@ -112,7 +112,7 @@ def test_logsumexp(n: int):
     library.logsumexp_backward(x, states, torch.ones(2), 1.0, None)
 
 
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15", "entmax", "topk_softmax", "topp_softmax"])
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15", "entmax", "topk_softmax", "topp_softmax", "minp_softmax"])
 def test_long_rows(name: str):
     forward(name, LONG)
 

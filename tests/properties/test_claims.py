@@ -99,6 +99,24 @@ def test_lowest_index_wins_ties_of_the_selecting_maps():
     assert sm.topp_softmax(torch.tensor([-0.0, 0.0, -0.0, 0.0]), p=0.5).nonzero().flatten().tolist() == [0, 1]
 
 
+def test_min_p_keeps_what_vllm_keeps_and_all_of_equal_scores():
+    """By its code (vllm/v1/sample/logits_processor/builtin.py): p_i < p · max p is left out, of logits over the temperature."""
+    import softmaxima as sm
+
+    x = torch.cat((normal(200, 40, scale=3.0), normal(1, 40).round().expand(2, -1)))
+    for share, tau in ((0.1, 1.0), (0.05, 0.7), (0.3, 2.5), (0.0, 1.0), (1.0, 1.0)):
+        logits = x / tau
+        probable = torch.softmax(logits, -1)
+        invalid = probable < probable.amax(-1, keepdim=True) * share
+        expected = torch.softmax(logits.masked_fill(invalid, -math.inf), -1)
+        torch.testing.assert_close(sm.minp_softmax(x, p=share, temperature=tau), expected, atol=1e-13, rtol=0)
+    ties = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0])
+    assert sm.minp_softmax(ties, p=1.0).tolist() == [0.0, 0.5, 0.0, 0.5, 0.0]
+    assert bool((sm.minp_softmax(ties, p=0.2) > 0).all())
+    each = sm.minp_softmax(x[:3], p=torch.tensor([[0.0], [0.5], [1.0]], dtype=torch.float64))  # one a request
+    torch.testing.assert_close(each, torch.cat([sm.minp_softmax(x[i : i + 1], p=p) for i, p in enumerate((0.0, 0.5, 1.0))]))
+
+
 def test_entmax_is_continuous_in_alpha_through_softmax_and_sparsemax():
     import softmaxima as sm
 

@@ -77,6 +77,7 @@ def test_wrong_options_of_maps_raise(case: Case, options: dict, error: type[Exce
         (lambda: sm.topk_softmax(X, k=0), r"k must be an int of at least 1, got 0"),
         (lambda: sm.topk_softmax(X, k=2.0), r"k must be an int of at least 1, got 2.0"),
         (lambda: sm.topp_softmax(X, p=0.0), r"p must be a number in \(0, 1\], got 0.0"),
+        (lambda: sm.minp_softmax(X, p=-0.1), r"p must be a number in \[0, 1\], got -0.1"),
         (lambda: sm.topp_softmax(X, p=1.5), r"p must be a number in \(0, 1\], got 1.5"),
         (lambda: sm.proportional(X, f=torch.sin), None),
         (lambda: sm.proportional(X - 1, f=torch.sin), r"f must not be negative, got -0.8"),

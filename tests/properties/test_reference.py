@@ -101,7 +101,9 @@ def test_parameter_broadcasts_over_heads(learnable):
         torch.testing.assert_close(together[:, head], alone, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "params"), [("topp_softmax", {"p": 0.3}), ("topk_softmax", {"k": 1})])
+@pytest.mark.parametrize(
+    ("name", "params"), [("topp_softmax", {"p": 0.3}), ("topk_softmax", {"k": 1}), ("minp_softmax", {"p": 1.0})]
+)
 def test_different_scores_with_equal_exponentials_are_no_ties(name: str, params: dict[str, float]):
     map, x = REGISTRY[name], torch.tensor([[0.0, 2.3e-17]], dtype=torch.float64)
     for p in (map.reference(x, **params), map.forward(x, **params), map(x, **params)):

@@ -19,7 +19,7 @@ from softmaxima import robust
 from softmaxima.maps import REGISTRY
 
 WIDTHS = st.sampled_from([0.0, 1e-3, 0.3, 2.0, 20.0])
-LOOSE = ("normmax", "topp_softmax")
+LOOSE = ("normmax", "topp_softmax", "minp_softmax")
 
 
 def within(low: Tensor, high: Tensor, many: int = 64, seed: int = 0) -> Tensor:
@@ -63,7 +63,13 @@ def test_a_map_that_claims_to_be_monotone_is(case: Case):
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [("normmax", {"alpha": 3.0}), ("topp_softmax", {"p": 0.9}), ("taylor_softmax", {}), ("proportional", {"f": torch.square})],
+    [
+        ("normmax", {"alpha": 3.0}),
+        ("topp_softmax", {"p": 0.9}),
+        ("minp_softmax", {"p": 0.6}),
+        ("taylor_softmax", {}),
+        ("proportional", {"f": torch.square}),
+    ],
 )
 def test_a_map_that_does_not_claim_it_is_not(name: str, params: dict[str, Any]):
     assert not REGISTRY[name].properties.monotone
@@ -107,7 +113,7 @@ def test_loose_intervals_are_narrow_where_scores_are_certain(case_name: str):
     ends = robust.interval(case_name, x, x + 1e-6)
     p = REGISTRY[case_name](x)
     narrow = (ends.upper - ends.lower).amax(1) < 1e-3
-    assert narrow.double().mean() > (0.95 if case_name == "topp_softmax" else 0.0)
+    assert narrow.double().mean() > (0.0 if case_name == "normmax" else 0.95)
     assert ((ends.lower <= p + 1e-9) & (p <= ends.upper + 1e-9)).all()
     wide = robust.interval(case_name, x, x + 0.3)
     assert (wide.upper - wide.lower).mean() < 0.5  # between nothing known, 1, and nothing lost

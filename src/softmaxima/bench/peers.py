@@ -178,6 +178,11 @@ def _topp(x: Tensor, axis: int, p: float) -> Tensor:
     return torch.zeros_like(x).scatter(axis, order, _over_sum(kept, axis))
 
 
+def _minp(x: Tensor, axis: int, p: float) -> Tensor:
+    probable = x.softmax(axis)
+    return torch.where(probable < p * probable.amax(axis, keepdim=True), -math.inf, x).softmax(axis)
+
+
 def _surrogate(x: Tensor, target: Tensor) -> Tensor:
     residual = x.detach().softmax(1)  # p − y
     residual.scatter_add_(1, target[:, None], residual.new_full((1, 1), -1.0).expand(len(target), 1))
@@ -236,6 +241,7 @@ PEERS: dict[str, tuple[Peer, ...]] = {
     "taylor_softmax": _torch(lambda x, axis: _over_sum((x + 1).square() + 1, axis)),  # the same as of half that, 1 + x + x²/2
     "topk_softmax": _torch(partial(_topk, **_by_default("topk_softmax"))),
     "topp_softmax": _torch(partial(_topp, **_by_default("topp_softmax"))),
+    "minp_softmax": _torch(partial(_minp, **_by_default("minp_softmax"))),
     "proportional": _torch(lambda x, axis: _over_sum(x.sigmoid(), axis)),
     "cross_entropy": _torch(F.cross_entropy) + _liger("liger_cross_entropy", on_labels=True),
     "elastic_cross_entropy": _torch(partial(_elastic_cross_entropy, **_by_default("elastic_cross_entropy"))),

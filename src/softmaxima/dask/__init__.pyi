@@ -164,6 +164,15 @@ def log_softmax(
     dtype: Any = None,
     split_every: Any = None,
 ) -> Array: ...
+def minp_softmax(
+    x: Array,
+    dim: int = -1,
+    *,
+    temperature: Any = 1.0,
+    where: Any = None,
+    split_every: Any = None,
+    p: Any = 0.1,
+) -> Array: ...
 def normmax(
     x: Array,
     *,

@@ -185,6 +185,15 @@ def log_softmax(
     where: Tensor | None = None,
     dtype: DType = None,
 ) -> Tensor: ...
+def minp_softmax(
+    shard: Tensor,
+    dim: int = -1,
+    *,
+    group: Group = None,
+    temperature: float | Tensor = 1.0,
+    where: Tensor | None = None,
+    p: Any = 0.1,
+) -> Tensor: ...
 def normmax(
     shard: Tensor,
     *,

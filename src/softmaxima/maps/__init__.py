@@ -9,6 +9,7 @@ from softmaxima.maps.entmax import Entmax, entmax
 from softmaxima.maps.entmax15 import Entmax15, entmax15
 from softmaxima.maps.eps_softmax import EpsSoftmax, eps_softmax
 from softmaxima.maps.log_softmax import LogSoftmax, log_softmax
+from softmaxima.maps.minp_softmax import MinPSoftmax, minp_softmax
 from softmaxima.maps.normmax import Normmax, normmax
 from softmaxima.maps.perturb_max import PerturbMax, perturb_max
 from softmaxima.maps.proportional import Proportional, proportional
@@ -31,6 +32,7 @@ __all__ = [
     "LogSoftmax",
     "Map",
     "MapModule",
+    "MinPSoftmax",
     "Normmax",
     "Proportional",
     "Parameter",
@@ -51,6 +53,7 @@ __all__ = [
     "find_map",
     "in_parts",
     "log_softmax",
+    "minp_softmax",
     "normmax",
     "perturb_max",
     "proportional",

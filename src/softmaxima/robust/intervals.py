@@ -12,7 +12,7 @@ least and greatest: with a convex f (Taylor polynomials of even order, squares) 
 **normmax** has p = u/Σu with u = p/‖p‖_α, where u, not p, is monotone; Σ u^α = 1 bounds what the others sum to: from
 (1 − u_i^α)^{1/α} = ‖u_others‖_α to (n−1)^{1−1/α} times that.
 
-That of normmax and that of top-p (`nucleus.py`) are bounds that hold, and not the tightest.
+Those of normmax, top-p (`nucleus.py`) and min-p are bounds that hold, and not the tightest.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def interval(
 ) -> ProbabilityInterval[Array]:
     """The interval of each p_i = map(x/τ)_i over all x with lower ≤ x ≤ upper, each score for itself.
 
-    The tightest one, both ends of which are attained, for every map but `normmax` and top-p, of which it holds and may be wider.
-    (Of `proportional` the function must be one that is known here.) Rounding of the map in float64 apart; in a narrower dtype the
-    ends are rounded outward.
+    The tightest one, both ends of which are attained, for every map but `normmax`, top-p and min-p, of which it holds and may be
+    wider. (Of `proportional` the function must be one that is known here.) Rounding of the map in float64 apart; in a narrower
+    dtype the ends are rounded outward.
 
     Args:
         map: a registered name, the function of a map or a `Map`.
@@ -167,6 +167,35 @@ def _of_top_p(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Para
     return of_a_nucleus(low, high, classes, params["p"])
 
 
+def _of_min_p(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
+    """By which scores are kept surely, or perhaps: a score j is, if it is not below log p above the greatest of the others.
+
+    It has least beside all that are kept perhaps, each at its upper end, and most beside those that surely are, at their lower.
+    """
+    level = torch.as_tensor(params["p"], dtype=low.dtype, device=low.device).log()
+    off = SOLVED * (1 + level.abs().nan_to_num(posinf=0.0))
+    surely = low >= _others_most(high) + level + off
+    perhaps = high >= _others_most(low) + level - off
+    top = high.detach().amax(-1, keepdim=True)
+    top = top.masked_fill(top.isinf(), 0.0)
+    least, most = (low - top).exp(), (high - top).exp()
+    others = ~is_own(classes, low.shape[-1])
+    sum_others = lambda weights: torch.where(others, weights.unsqueeze(-2), 0.0).sum(-1)
+    share = lambda own, kept, rest: torch.where(kept & (own > 0), own / torch.where(own > 0, own + rest, 1.0), 0.0)
+    at = lambda values: values.gather(-1, classes)
+    return (
+        share(at(least), at(surely), sum_others(torch.where(perhaps, most, 0.0))),
+        share(at(most), at(perhaps), sum_others(torch.where(surely, least, 0.0))),
+    )
+
+
+def _others_most(x: Tensor) -> Tensor:
+    """The greatest of all others in a row, −∞ of none."""
+    first, second = torch.nn.functional.pad(x.detach(), (0, 1), value=-math.inf).topk(2, -1).values.split(1, -1)
+    alone = (x == first) & (second < first)
+    return torch.where(alone, second, first)
+
+
 def _of_taylor(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
     order = params["order"]
     scale = torch.maximum(low.abs(), high.abs()).clamp_min(1.0).masked_fill(high == -math.inf, 1.0)
@@ -262,6 +291,7 @@ class Known:
 
 KNOWN: dict[str, Known] = {
     "topp_softmax": Known(_of_top_p, lambda params: params["p"] == 1),
+    "minp_softmax": Known(_of_min_p, lambda params: bool(torch.as_tensor(params["p"] == 0).all())),
     "normmax": Known(_of_a_norm, lambda params: False),
     "taylor_softmax": Known(_of_taylor, lambda params: True),
     "proportional": Known(_of_proportional, lambda params: True, _check_function),
