@@ -120,4 +120,5 @@ else:
     # Without what is not installed, for whoever lists names takes each of them.
     def __dir__() -> list[str]:
         apart = {name for name, package in _APART.items() if importlib.util.find_spec(package)}
-        return sorted({*globals(), *_ROOMS, *apart, *__getattr__("__all__")})
+        own = {name for name in globals() if name.startswith("__")}
+        return sorted({*own, *_ROOMS, *apart, *__getattr__("__all__")})

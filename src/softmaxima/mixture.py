@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import as_scores, check_dim, check_scores, check_tensor
+from softmaxima.core.contract import REGISTRY as MAPS
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_number, described
@@ -83,6 +84,8 @@ class MixtureOfMaps(nn.Module):
             got = f"{maps!r}" if isinstance(maps, (str, Sequence)) else described(maps, what)
             raise TypeError(f'{name}: maps must be {what}, got {got}; give ["softmax", "sparsemax"] for instance')
         self.dim = check_axis(name, dim)
+        if gate not in GATES and isinstance(gate, str) and gate in MAPS:
+            raise ValueError(f"{name}: gate must be one of {', '.join(GATES)}, got the map {gate!r}; it is for `maps`")
         self.gate = check_choice(name, "gate", gate, tuple(GATES))
         held = held_value(name, "gate_temperature", gate_temperature, *TEMPERATURE)
         if isinstance(held, Tensor) and held.numel() != 1:

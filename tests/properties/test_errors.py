@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -172,3 +174,56 @@ def test_losses_take_floating_point_scores_with_a_class_axis_only(loss: LossCase
 def test_errors_name_the_map_also_when_an_array_is_too_wide():
     with pytest.raises(TypeError, match=r"softmax: torch has no dtype for scores of NumPy dtype"):
         sm.softmax(normal(3).numpy().astype(np.longdouble))
+
+
+JAGGED = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+HIDDEN = torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("call", "repair"),
+    [
+        (lambda: sm.GumbelSoftmax(tau=1), r"^GumbelSoftmax: unknown argument 'tau'; did you mean 'temperature'"),  # type: ignore[arg-type]
+        (lambda: sm.softmax(JAGGED), r"softmax: scores must be a dense tensor, got a nested one; sm.segment_map"),
+        (
+            lambda: sm.calibrate_temperature(X, np.array(["a", "b"])),
+            r"of NumPy dtype <U1; number what they name: numpy.unique",
+        ),
+        (lambda: sm.linear_loss(*HIDDEN, loss="entmax", alpha=1.3), r'as in loss=\("entmax", 1.3\)'),  # type: ignore[call-arg]
+        (lambda: sm.LinearLoss(3, 4, loss="entmax", alpha=1.3), r'as in loss=\("entmax", 1.3\)'),
+        (
+            lambda: sm.linear_loss(*HIDDEN, loss="taylor_softmax"),
+            r"no loss of its own; take loss=.*'taylor_softmax'",
+        ),
+        (
+            lambda: sm.MixtureOfMaps(["softmax", "sparsemax"], gate="entmax"),
+            r"got the map 'entmax'; it is for `maps`",
+        ),
+        (lambda: sm.segment_softmax(X, dim=(0, 1), index=X.long()), r"dim must be an int here, got tuple \(0, 1\); make one axis"),
+    ],
+)
+def test_an_error_tells_what_works_instead(call, repair: str):
+    with pytest.raises((TypeError, ValueError), match=repair):
+        call()
+
+
+def test_what_other_libraries_hold_is_told_how_to_come_here():
+    pandas, array = pytest.importorskip("pandas"), pytest.importorskip("dask.array")
+    for function in (sm.softmax, sm.logsumexp, sm.entmax):
+        with pytest.raises(TypeError, match=r"got DataFrame; call .to_numpy\(\)"):
+            function(pandas.DataFrame(X.numpy()))
+        with pytest.raises(TypeError, match=r"got Array; take sm.dask, whose functions read it chunk by chunk"):
+            function(array.zeros((2, 3)))
+
+
+def test_a_classifier_says_what_it_does_with_missing_values():
+    features = np.array([[0.0], [np.nan], [1.0], [2.0]])
+    with pytest.raises(ValueError, match='Input X contains NaN; give missing="impute"'):
+        sm.Classifier().fit(features, [0, 1, 0, 1])
+
+
+def test_dir_lists_what_is_public():
+    assert all(
+        name.startswith("__") or inspect.ismodule(value) or name in sm.__all__ for name in dir(sm) for value in [getattr(sm, name)]
+    )
+    assert not {"importlib", "warnings", "annotations", "core"} & {*dir(sm)}

@@ -35,10 +35,12 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
     if isinstance(x, Tensor):
         return _dense(name, what, x)
     if not isinstance(x, (np.ndarray, np.generic)):
-        kind = type(x).__name__
-        raise TypeError(
-            f"{name}: {what} must be a torch.Tensor or a numpy.ndarray, got {kind}; call torch.tensor() or numpy.array()"
-        )
+        repair = "call torch.tensor() or numpy.array()"
+        if hasattr(x, "dask"):
+            repair = "take sm.dask, whose functions read it chunk by chunk, or call .compute() where it fits in memory"
+        elif hasattr(x, "to_numpy"):
+            repair = "call .to_numpy()"
+        raise TypeError(f"{name}: {what} must be a torch.Tensor or a numpy.ndarray, got {type(x).__name__}; {repair}")
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name}: {what} must not be a masked array; call .filled(), and leave scores out by where=")
     array = np.asarray(x)
@@ -49,9 +51,10 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
     try:
         return torch.from_numpy(array)
     except TypeError:
-        raise TypeError(
-            f"{name}: torch has no dtype for {what} of NumPy dtype {array.dtype}; call .astype(numpy.float64)"
-        ) from None
+        repair = "call .astype(numpy.float64)"
+        if array.dtype.kind in "US" or (array.dtype.kind == "O" and any(isinstance(each, str) for each in array.flat)):
+            repair = "number what they name: numpy.unique(…, return_inverse=True)[1] does so in the order of the alphabet"
+        raise TypeError(f"{name}: torch has no dtype for {what} of NumPy dtype {array.dtype}; {repair}") from None
 
 
 def _dense(name: str, what: str, x: Tensor) -> Tensor:
@@ -61,7 +64,10 @@ def _dense(name: str, what: str, x: Tensor) -> Tensor:
             f"{name}: {what} must be a plain tensor here, got a DTensor; call .full_tensor(), or .to_local() for what this rank has"
         )
     if x.is_nested:
-        raise TypeError(f"{name}: {what} must be a dense tensor, got a nested one; pad it, and leave the padding out by where=")
+        repair = "pad it, and leave the padding out by where="
+        if what == "scores":
+            repair = f"sm.segment_map, sm.segment_softmax and sm.segment_logsumexp take it, row by row; or {repair}"
+        raise TypeError(f"{name}: {what} must be a dense tensor, got a nested one; {repair}")
     if x.layout is not torch.strided:
         raise TypeError(f"{name}: {what} must be a dense tensor, got one of layout {x.layout}; call .to_dense()")
     if x.is_quantized:

@@ -26,6 +26,7 @@ SYNONYMS = (
     ("label_smoothing", "smoothing"),
 )
 MEANINGS = {"where": ", whose True keeps a score"}
+OF_LOSSES = ("alpha", "beta", "eps", "k", "p", "order", "map")  # what a function that takes `loss=` is told with it
 
 
 def unknown_argument(name: str, got: str, known: Iterable[str], beside: Iterable[str] = (), of: str = "it") -> TypeError:
@@ -34,6 +35,8 @@ def unknown_argument(name: str, got: str, known: Iterable[str], beside: Iterable
     every = [*beside, *takes]
     own = next((own for group in SYNONYMS if got in group for own in group if own in every), None)
     meant = f"; did you mean {own!r}{MEANINGS.get(own, '')}?" if own is not None else nearest(got, every)
+    if own is None and "loss" in every and got in OF_LOSSES:
+        meant = '; options of a loss go with its name, as in loss=("entmax", 1.3)'
     return TypeError(f"{name}: unknown argument {got!r}{meant}; {of} takes: {', '.join(takes) or 'none'}")
 
 

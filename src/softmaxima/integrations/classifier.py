@@ -178,7 +178,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def prepare(self, X: Any, y: Any, sample_weight: Any = None) -> Prepared:
         """Check everything, learn the classes and the scale of the features, and give the rows as `begin` takes them."""
         self._check()
-        X, y = validate_data(self, X, y, dtype=DTYPES, ensure_all_finite="allow-nan" if self.missing == "impute" else True)
+        X, y = self._validated(X, y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -385,6 +385,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
             for part in parts
         )  # type: ignore[return-value]
 
+    def _validated(self, X: Any, *y: Any, reset: bool = True) -> Any:
+        """What scikit-learn makes of the features, and the classes with them, which says of missing values what to do here."""
+        finite: Any = "allow-nan" if self.missing == "impute" else True
+        try:
+            return validate_data(self, X, *y, dtype=DTYPES, ensure_all_finite=finite, reset=reset)
+        except ValueError as error:
+            if not str(error).startswith("Input X contains NaN"):
+                raise
+            raise ValueError(
+                'Input X contains NaN; give missing="impute", which takes the median of a column and adds one that says where it '
+                "was, or leave such rows out"
+            ) from None
+
     def _learn_scale(self, X: np.ndarray, weight: np.ndarray | None) -> None:
         """The mean and the standard deviation of each column, ∞ for the deviation of one that is constant."""
         counted = X.astype(np.float64)
@@ -416,9 +429,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _checked(self, X: Any) -> Tensor:
         check_is_fitted(self, "network_")
-        finite: Any = "allow-nan" if self.missing == "impute" else True
-        X = validate_data(self, X, dtype=DTYPES, ensure_all_finite=finite, reset=False)
-        return self._scaled(X).to(self._weights[0][0].dtype)
+        return self._scaled(self._validated(X, reset=False)).to(self._weights[0][0].dtype)
 
 
 def _median(column: np.ndarray, weight: np.ndarray | None) -> float:

@@ -212,7 +212,13 @@ def _options(module: torch.nn.Module, map: Map, query: Tensor) -> dict[str, Any]
             raise TypeError(
                 f"config.softmaxima: {PREFIX}{map.name} has no parameter {name!r}{nearest(name, known)}; it has: {', '.join(known)}"
             )
-    return {name: _value(name, value, query) for name, value in given.items()}
+    options = {name: _value(name, value, query) for name, value in given.items()}
+    for parameter in map.params:
+        if isinstance(f := options.get(parameter.name), str) and callable(parameter.default):
+            raise ValueError(
+                f"config.softmaxima: {parameter.name} must be one of {', '.join(FUNCTIONS)}, got {f!r}{nearest(f, FUNCTIONS)}"
+            )
+    return options
 
 
 def _value(name: str, value: Any, query: Tensor) -> Any:

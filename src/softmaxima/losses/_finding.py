@@ -48,5 +48,7 @@ def _named(name: str, called: str) -> tuple[Loss, dict[str, Any]]:
         return found, {}
     if called in MAPS and MAPS[called].regulariser is not None:
         return REGISTRY["fenchel_young_loss"], {"map": called}
+    if called in MAPS and not MAPS[called].properties.logarithmic:
+        raise ValueError(f'{name}: the map {called!r} has no loss of its own; take loss=("surrogate_loss", {{"map": {called!r}}})')
     known = sorted({loss for loss in (*REGISTRY, *of_map) if loss not in REGISTRY or not REGISTRY[loss].on_cosines})
     raise ValueError(f"{name}: unknown loss {called!r}{nearest(called, known)}; known are: {', '.join(known)}, and maps with one")
