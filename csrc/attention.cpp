@@ -3,6 +3,9 @@
 // A tile is [rows, width]: the keys that its queries may see, then −∞ up to a width that is an odd number of cache lines, lest rows
 // fall on the same lines of the cache. The backward pass computes scores and probabilities again; of softmax with states it takes HELD
 // keys after the other, whose p does not hang on the rest, so that all that it works in stays in the second-level cache.
+//
+// A pair of a query and a key whose score is −∞, or whose p is 0, adds nothing, whatever the key, the value, the query and its gradient
+// hold. In a product 0 · ∞ and 0 · NaN are NaN: where one has a result that is not finite, it is computed again without those terms.
 
 #include "exponential.h"
 #include "products.h"
@@ -84,6 +87,22 @@ void clear(C* values, int64_t count) {
     for (int64_t i = 0; i < count; ++i) values[i] = 0;
 }
 
+// Whether some are infinite or NaN.
+template <class C>
+bool spoilt(const C* values, int64_t count) {
+    C sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) sum += values[i] - values[i];
+    return sum != 0;
+}
+
+// p of a row where x is −∞ is 0, also in a row of NaN.
+template <class C>
+void hide(const C* x, int64_t count, C* p) {
+    for (int64_t j = 0; j < count; ++j)
+        if (x[j] == -std::numeric_limits<C>::infinity()) p[j] = 0;
+}
+
 template <class C>
 C dot(const C* a, const C* b, int64_t whole) {
     Vector<C> sum{};
@@ -132,12 +151,12 @@ struct Matrix {
 
     // Adds what is added to scores of the keys from `first` on, and leaves out what the query does not see, `count` of them.
     void finish(int64_t i, int64_t first, int64_t count, C* x) const {
+        constexpr C nothing = -std::numeric_limits<C>::infinity();
         if (call.bias.data) {
             const C* bias = row<C>(call.bias, i) + first;
 #pragma omp simd
-            for (int64_t j = 0; j < count; ++j) x[j] += bias[j];
+            for (int64_t j = 0; j < count; ++j) x[j] = bias[j] == nothing ? nothing : x[j] + bias[j];
         }
-        constexpr C nothing = -std::numeric_limits<C>::infinity();
         if (call.mask.data) {
             const uint8_t* mask = row<uint8_t>(call.mask, i) + first;
 #pragma omp simd
@@ -185,7 +204,7 @@ struct Window {
 };
 
 // out += p v for `count` keys.
-template <class C>
+template <bool skips = false, class C>
 void add_values(const C* p, int64_t width, int64_t rows, int64_t count, Lines<C> values, bool sparse, int64_t whole, C* out) {
     for (int64_t j = 0; j < count; j += KEYS) {
         const int64_t some = minimum(KEYS, count - j);
@@ -200,7 +219,7 @@ void add_values(const C* p, int64_t width, int64_t rows, int64_t count, Lines<C>
                 continue;
             }
         }
-        product(Left<C>{p + j, width, 1}, values.row(j), values.distance, rows, some, whole, out, whole);
+        product<skips>(Left<C>{p + j, width, 1}, values.row(j), values.distance, rows, some, whole, out, whole);
     }
 }
 
@@ -276,6 +295,11 @@ struct Tile {
                 });
             }
         }
+    }
+
+    // p of what is left out is 0, also in rows of NaN.
+    void hide_others() const {
+        for (int64_t r = 0; r < rows; ++r) hide(x + r * window.width, window.width, p + r * window.width);
     }
 
     Lines<C> visible_values() const { return {values.row(window.begin), values.distance}; }
@@ -410,14 +434,21 @@ struct Few {
         return for_each_split([&](const Matrix<T>& matrix, int64_t place, int64_t split, Workspace<C>& memory) {
             const Span keys = span(matrix, split);
             C* own = sums + (place * splits + split) * call.queries * whole;
-            clear(own, call.queries * whole);
-            for (int64_t j = keys.begin; j < keys.end; j += KEYS) {
-                const int64_t some = minimum(KEYS, keys.end - j);
-                Lines<C> lines;
-                if (!whole_rows(matrix.template row<T>(call.v, j), call.v.distance, some, call.value_size, memory.values, lines)) return false;
-                add_values(p + place * call.queries * width + j, width, call.queries, some, lines, call.sparse, whole, own);
-            }
-            return true;
+            const int64_t rows = place * call.queries * width;
+            const auto add = [&](auto skips) {
+                clear(own, call.queries * whole);
+                for (int64_t j = keys.begin; j < keys.end; j += KEYS) {
+                    const int64_t some = minimum(KEYS, keys.end - j);
+                    Lines<C> lines;
+                    if (!whole_rows(matrix.template row<T>(call.v, j), call.v.distance, some, call.value_size, memory.values, lines)) return false;
+                    add_values<skips>(p + rows + j, width, call.queries, some, lines, call.sparse, whole, own);
+                }
+                return true;
+            };
+            if (!add(std::false_type())) return false;
+            if (!spoilt(own, call.queries * whole)) return true;
+            for (int64_t i = rows; i < rows + call.queries * width; i += width) hide(x + i + keys.from, keys.to - keys.from, p + i + keys.from);
+            return add(std::true_type());
         });
     }
 
@@ -460,8 +491,15 @@ bool attend(const SoftmaximaAttention& call, T*) {
             const int64_t rows = minimum(most, call.queries - first);
             tile.put_scores(first, rows, Window::of<C>(tile.matrix, first, rows, 0, keys));
             if (!tile.map() || ((call.lse || call.states) && !put_sums(tile))) return false;
-            clear(tile.product, rows * whole);
-            add_values(tile.p, tile.window.width, rows, tile.window.count, tile.visible_values(), call.sparse, whole, tile.product);
+            const auto add = [&](auto skips) {
+                clear(tile.product, rows * whole);
+                add_values<skips>(tile.p, tile.window.width, rows, tile.window.count, tile.visible_values(), call.sparse, whole, tile.product);
+            };
+            add(std::false_type());
+            if (spoilt(tile.product, rows * whole)) {
+                tile.hide_others();
+                add(std::true_type());
+            }
             put_rows(tile.product, whole, rows, call.value_size, static_cast<T*>(call.out) + tile.matrix.query(first) * call.value_size);
         }
         return true;
@@ -478,6 +516,8 @@ struct Gradients {
     const C* value_panels;
     Lines<C> keys;
     C *g, *dp, *dk, *dv;
+    bool careful = false;    // whether terms that are left out may be infinite or NaN
+    bool is_spoilt = false;  // whether some result may have such a term
 
     Gradients(const SoftmaximaAttentionBackward& whole_call, Tile<T>& its)
         : call(whole_call), tile(its), whole(round_up(its.call().size, LANES<C>)), value_whole(round_up(its.call().value_size, LANES<C>)) {}
@@ -494,10 +534,18 @@ struct Gradients {
         if (!panels || !g || !dp || !dk || !dv) return false;
         pack(tile.matrix.template row<T>(attention.v, 0), attention.v.distance, n, attention.value_size, panels);
         value_panels = panels;
-        clear(dk, attention.keys * whole);
-        clear(dv, attention.keys * value_whole);
         return whole_rows(tile.matrix.template row<T>(attention.k, 0), attention.k.distance, n, attention.size, memory.keys, keys);
     }
+
+    // Before all tiles.
+    void begin(bool anew) {
+        careful = anew;
+        clear(dk, tile.call().keys * whole);
+        clear(dv, tile.call().keys * value_whole);
+    }
+
+    // After all of them.
+    bool ends_spoilt() const { return is_spoilt || spoilt(dk, tile.call().keys * whole) || spoilt(dv, tile.call().keys * value_whole); }
 
     SoftmaximaBackward derivative(int64_t row, int64_t rows, int64_t width, const C* x, const C* p, const C* dp, C* dx) const {
         SoftmaximaBackward backward{};
@@ -514,7 +562,7 @@ struct Gradients {
         const int64_t query = tile.matrix.query(tile.first + row);
         const C factor = C(double(static_cast<const C*>(call.g_lse)[query]) / tile.tau(row));
 #pragma omp simd
-        for (int64_t j = 0; j < length; ++j) dx[j] += factor * p[j];
+        for (int64_t j = 0; j < length; ++j) dx[j] += p[j] == 0 ? C(0) : factor * p[j];
     }
 
     bool is_seldom() const {
@@ -569,14 +617,22 @@ struct Gradients {
         });
     }
 
+    // Where p is 0 slopes that are not finite are 0.
+    void hide_slopes(const C* p, C* slopes) const {
+        for (int64_t i = 0; i < tile.rows * tile.window.width; ++i)
+            if (p[i] == 0 && slopes[i] - slopes[i] != 0) slopes[i] = 0;
+    }
+
     // From whole rows.
+    template <bool skips>
     bool by_rows() {
         const int64_t begin = tile.window.begin, count = tile.window.count, width = tile.window.width, rows = tile.rows;
         product_with_panels(Left<C>{g, value_whole, 1}, value_panels + begin * tile.call().value_size, rows, tile.call().value_size, count, dp, width);
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t j = count; j < width; ++j) dp[r * width + j] = 0;
-        product(Left<C>{tile.p, 1, width}, g, value_whole, count, rows, value_whole, dv + begin * value_whole, value_whole);
+        product<skips>(Left<C>{tile.p, 1, width}, g, value_whole, count, rows, value_whole, dv + begin * value_whole, value_whole);
         C* dx = call.uses_scores ? tile.p : tile.x;
+        if (skips) hide_slopes(tile.p, dp);
         if (tile.call().states) {
             for (int64_t r = 0; r < rows; ++r) put_softmax_derivative(r, dx + r * width);
         } else {
@@ -584,9 +640,11 @@ struct Gradients {
             if (!run<SoftmaximaBackward>(call.derivative, backward)) return false;
         }
         for (int64_t r = 0; r < rows; ++r) add_lse(r, tile.p + r * width, width, dx + r * width);
-        product(Left<C>{dx, 1, width}, tile.query, whole, count, rows, whole, dk + begin * whole, whole);
+        if (skips && call.uses_scores) tile.hide_others();
+        if (skips && !call.uses_scores) hide_slopes(tile.p, dx);
+        product<skips>(Left<C>{dx, 1, width}, tile.query, whole, count, rows, whole, dk + begin * whole, whole);
         clear(tile.product, rows * whole);
-        add_values(dx, width, rows, count, Lines<C>{keys.row(begin), keys.distance}, false, whole, tile.product);
+        add_values<skips>(dx, width, rows, count, Lines<C>{keys.row(begin), keys.distance}, false, whole, tile.product);
         return true;
     }
 
@@ -595,7 +653,9 @@ struct Gradients {
         const SoftmaximaAttention& attention = tile.call();
         const int64_t size = attention.size, value_size = attention.value_size, query = tile.matrix.query(tile.first);
         copy_rows(static_cast<const T*>(call.g) + query * value_size, value_size, tile.rows, value_size, C(1), g);
-        if (!(call.on_support && is_seldom() ? by_support() : by_rows())) return false;
+        if (careful) tile.hide_others();
+        if (!(call.on_support && is_seldom() ? by_support() : careful ? by_rows<true>() : by_rows<false>())) return false;
+        is_spoilt = is_spoilt || spoilt(tile.product, tile.rows * whole);
         C* dq = static_cast<C*>(call.dq) + query * size;
         for (int64_t r = 0; r < tile.rows; ++r)
             for (int64_t e = 0; e < size; ++e) dq[r * size + e] = (from ? dq[r * size + e] : C(0)) + C(attention.scale) * tile.product[r * whole + e];
@@ -620,22 +680,27 @@ bool differentiate(const SoftmaximaAttentionBackward& call, T*) {
         Gradients<T> gradients(call, tile);
         const int64_t keys = tile.matrix.keys, held = attention.states ? HELD : keys;
         if (!tile.prepare(most, held) || !gradients.prepare(most, held)) return false;
-        int64_t from = 0;
-        do {
-            for (int64_t first = part * most; first < attention.queries; first += step) {
-                const int64_t rows = minimum(most, attention.queries - first);
-                const Window window = Window::of<C>(tile.matrix, first, rows, from, minimum(from + held, keys));
-                if (from > 0 && window.count == 0) continue;
-                tile.put_scores(first, rows, window);
-                if (attention.states) {
-                    tile.put_softmax();
-                } else if (!tile.map()) {
-                    return false;
+        const auto add_all = [&](bool careful) {
+            gradients.begin(careful);
+            int64_t from = 0;
+            do {
+                for (int64_t first = part * most; first < attention.queries; first += step) {
+                    const int64_t rows = minimum(most, attention.queries - first);
+                    const Window window = Window::of<C>(tile.matrix, first, rows, from, minimum(from + held, keys));
+                    if (from > 0 && window.count == 0) continue;
+                    tile.put_scores(first, rows, window);
+                    if (attention.states) {
+                        tile.put_softmax();
+                    } else if (!tile.map()) {
+                        return false;
+                    }
+                    if (!gradients.add(from)) return false;
                 }
-                if (!gradients.add(from)) return false;
-            }
-            from += held;
-        } while (from < keys);
+                from += held;
+            } while (from < keys);
+            return true;
+        };
+        if (!add_all(false) || (gradients.ends_spoilt() && !add_all(true))) return false;
         gradients.put(part);
         return true;
     });

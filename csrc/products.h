@@ -31,7 +31,8 @@ struct Left {
 
 // c[r, :] (+)= Σ_k a[r, k] b[k, :] of some rows and vectors, b and c by the distances of their rows. What is there is added at the
 // end, so that a sum of many products loses digits by the number of times that it is added to, and not by that of its terms.
-template <int rows, int vectors, bool adds, class C>
+// `skips`: a term with a = 0 is left out, whatever b is, which may be infinite or NaN.
+template <int rows, int vectors, bool adds, bool skips, class C>
 inline void tile(Left<C> a, const C* b, int64_t b_row, int64_t depth, C* c, int64_t c_row) {
     Vector<C> sums[rows][vectors];
 #pragma GCC unroll 8
@@ -44,7 +45,9 @@ inline void tile(Left<C> a, const C* b, int64_t b_row, int64_t depth, C* c, int6
         for (int v = 0; v < vectors; ++v) right[v] = load(b + k * b_row + v * LANES<C>);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const Vector<C> left = all(a.data[r * a.row + k * a.step]);
+            const C own = a.data[r * a.row + k * a.step];
+            if (skips && own == 0) continue;
+            const Vector<C> left = all(own);
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; ++v) sums[r][v] += left * right[v];
         }
@@ -58,20 +61,20 @@ inline void tile(Left<C> a, const C* b, int64_t b_row, int64_t depth, C* c, int6
         }
 }
 
-template <int vectors, bool adds, class C>
+template <int vectors, bool adds, bool skips = false, class C>
 [[gnu::noinline]] void tiles(Left<C> a, const C* b, int64_t b_row, int64_t rows, int64_t depth, C* c, int64_t c_row) {
     int64_t r = 0;
-    for (; r + TILE_ROWS <= rows; r += TILE_ROWS) tile<TILE_ROWS, vectors, adds>(a.from(r, 0), b, b_row, depth, c + r * c_row, c_row);
-    for (; r + 2 <= rows; r += 2) tile<2, vectors, adds>(a.from(r, 0), b, b_row, depth, c + r * c_row, c_row);
-    for (; r < rows; ++r) tile<1, vectors, adds>(a.from(r, 0), b, b_row, depth, c + r * c_row, c_row);
+    for (; r + TILE_ROWS <= rows; r += TILE_ROWS) tile<TILE_ROWS, vectors, adds, skips>(a.from(r, 0), b, b_row, depth, c + r * c_row, c_row);
+    for (; r + 2 <= rows; r += 2) tile<2, vectors, adds, skips>(a.from(r, 0), b, b_row, depth, c + r * c_row, c_row);
+    for (; r < rows; ++r) tile<1, vectors, adds, skips>(a.from(r, 0), b, b_row, depth, c + r * c_row, c_row);
 }
 
 // c += a b for b of whole vectors, `columns` of them numbers.
-template <class C>
+template <bool skips = false, class C>
 void product(Left<C> a, const C* b, int64_t b_row, int64_t rows, int64_t depth, int64_t columns, C* c, int64_t c_row) {
     int64_t j = 0;
-    for (; j + PANEL<C> <= columns; j += PANEL<C>) tiles<TILE_VECTORS, true>(a, b + j, b_row, rows, depth, c + j, c_row);
-    for (; j < columns; j += LANES<C>) tiles<1, true>(a, b + j, b_row, rows, depth, c + j, c_row);
+    for (; j + PANEL<C> <= columns; j += PANEL<C>) tiles<TILE_VECTORS, true, skips>(a, b + j, b_row, rows, depth, c + j, c_row);
+    for (; j < columns; j += LANES<C>) tiles<1, true, skips>(a, b + j, b_row, rows, depth, c + j, c_row);
 }
 
 // The same for fewer columns than a vector, and nothing beside them.

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import softmaxima as sm
-from attending import agree, learning
+from attending import agree, all_learning, check_spoilt, learning, spoilt
 from conftest import normal
-from softmaxima.attn import blocks, fused, naive
+from softmaxima.attn import blocks, fused, naive, products
 from softmaxima.attn.arguments import Request, check_request
 from softmaxima.kernels import native_attention
 from softmaxima.maps import REGISTRY
@@ -184,6 +184,28 @@ def test_scores_that_are_nan_give_nan_gradients_of_their_query_alone(of: str, ma
     for x in (k.grad, v.grad):
         assert x is not None
         assert bool(x.isnan().all())
+
+
+@pytest.mark.parametrize("path", ["composed", "composed, not looked at", "blocks", "kernel", "kernel by states"])
+@given(case=requests(most=40), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60)
+def test_what_is_excluded_is_never_read(path: str, case: tuple[Request, bool], seed: int) -> None:
+    """In no product, forward or backward: NaN and ±∞ there are as zeros, and the gradient of a value that nobody sees is 0."""
+    rng, request = torch.Generator().manual_seed(seed), case[0]
+    if request.bias is not None:
+        request = replace(request, bias=request.bias.masked_fill(torch.rand(request.bias.shape, generator=rng) < 0.2, -math.inf))
+    case = spoilt(request, rng)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_attention, "MANY", 1 if path == "kernel by states" else 2**62)
+        if path == "composed, not looked at":
+            patch.setattr(products, "_is_finite", lambda x: False)
+        if path == "blocks":
+            patch.setattr(blocks, "HELD", 1)
+        if not path.startswith("kernel"):
+            attend = (lambda own: blocks.attend(own, False)[0]) if path == "blocks" else (lambda own: naive.attend(own)[0])
+            check_spoilt(case, all_learning, attend, TOLERANCE[request.value.dtype])
+        elif fused.fits(learning(case.request)[0]):
+            check_spoilt(case, learning, lambda own: fused.attend(own, False)[0], TOLERANCE[request.value.dtype])
 
 
 @given(requests(), st.integers(1, 200))

@@ -60,6 +60,30 @@ def test_it_is_attention_with_taylor_softmax(case: tuple[list[Tensor], dict[str,
         assert (a - b).abs().max() <= tolerance * max(1.0, float(b.abs().max())), (a, b)
 
 
+@given(cases(), st.integers(0, 2**32 - 1), st.sampled_from([torch.nan, torch.inf]))
+@settings(max_examples=40)
+def test_what_is_excluded_is_never_read(case: tuple[list[Tensor], dict[str, Any], int], seed: int, junk: float) -> None:
+    """Padding, keys that come after a query, and by the gradients of keys the queries that come before."""
+    (q, k, v), options, chunk = case
+    place = int(torch.randint(0, k.shape[-2], (), generator=torch.Generator().manual_seed(seed)))
+    before, behind = torch.arange(min(place, q.shape[-2])), torch.arange(place, k.shape[-2])
+    causal = options["is_causal"]
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "CHUNK", chunk)
+        for value in (junk, 0.0):
+            own = [q, *(x.detach().index_fill(-2, behind, value).requires_grad_() for x in (k, v))]
+            output = sm.linear_attention(*own, **options if causal else {**options, "key_lengths": torch.tensor([place, 0])})
+            found = (output, *torch.autograd.grad(output.square().sum(), own))
+            results.append([x[..., :place, :] for x in found[:2]] if causal else [*found])
+            if causal:
+                own = [q.detach().index_fill(-2, before, value).requires_grad_(), k, v]
+                g = normal(*output.shape).to(output.dtype).index_fill(-2, before, value)
+                results[-1] += [x[..., place:, :] for x in torch.autograd.grad(sm.linear_attention(*own, **options), own, g)]
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 @given(cases())
 @settings(max_examples=30)
 def test_a_token_at_a_time(case: tuple[list[Tensor], dict[str, Any], int]) -> None:

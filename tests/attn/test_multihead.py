@@ -69,6 +69,26 @@ def test_it_is_torchs_with_softmax(case: tuple[Any, ...], training: bool) -> Non
             torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
 
 
+@given(pairs(), st.sampled_from([torch.nan, torch.inf]))
+@settings(max_examples=40)
+def test_padding_is_never_read(case: tuple[Any, ...], junk: float) -> None:
+    """Nor by the gradients of the projections."""
+    _, ours, (query, *of_keys), call = case
+    padding = call.get("key_padding_mask")
+    if padding is None:
+        return
+    padding = (padding if padding.dtype == torch.bool else padding == -torch.inf).unsqueeze(-1)
+    padding = padding.transpose(0, 1) if padding.ndim > 2 and not ours.batch_first else padding
+    results = []
+    for value in (junk, 0.0):
+        own = [query, *(x.detach().masked_fill(padding, value).requires_grad_() for x in of_keys)]
+        output, weights = ours(*own, **call)
+        learn = [*own, *ours.parameters()]
+        results.append([output, weights, *torch.autograd.grad(output.square().sum(), learn, allow_unused=True)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_every_option_is_attentions() -> None:
     torch.manual_seed(0)
     alpha, sink = nn.Parameter(torch.tensor([1.2, 1.8])), torch.tensor([0.0, 1.0])

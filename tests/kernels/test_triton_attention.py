@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from attending import agree, learning
+from attending import agree, check_spoilt, learning, spoilt
 from conftest import DEVICE
 from softmaxima.attn import fused, naive
 from softmaxima.attn.arguments import Request, check_request
@@ -157,6 +157,14 @@ CROSSED = [(options, name) for options, names in zip(OPTIONS, PAIRS, strict=Fals
 def test_options(options: str, name: str) -> None:
     moved = {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in OPTIONS[options].items()}
     check(requested(name, **moved))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in the interpreter's sums
+@pytest.mark.parametrize(("options", "name"), CROSSED)
+def test_what_is_excluded_is_never_read(options: str, name: str) -> None:
+    moved = {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in OPTIONS[options].items()}
+    case = spoilt(requested(name, **moved), torch.Generator().manual_seed(CROSSED.index((options, name))))
+    check_spoilt(case, learning, lambda own: fused.attend(own, False)[0], TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("name", FEW)

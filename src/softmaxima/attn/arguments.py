@@ -68,12 +68,8 @@ class Request:
     dropout: float
 
     def repeated(self, x: Tensor) -> Tensor:
-        """Keys or values, one for each head of the queries, 0 behind the lengths."""
-        x = x if self.groups == 1 else x.repeat_interleave(self.groups, -3)
-        if self.visible.lengths is None:
-            return x
-        there = torch.arange(x.shape[-2], device=x.device) < self.visible.lengths
-        return x.masked_fill(~there.transpose(-2, -1), 0.0)
+        """Keys or values, one for each head of the queries."""
+        return x if self.groups == 1 else x.repeat_interleave(self.groups, -3)
 
     @property
     def level(self) -> float | Tensor | None:

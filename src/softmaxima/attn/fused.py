@@ -12,6 +12,7 @@ from torch import Tensor
 from softmaxima.attn import naive
 from softmaxima.attn.arguments import Request, Visible
 from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.core.jacobian import product
 from softmaxima.core.recorded import decode, encode, find_keyed
 from softmaxima.core.tracing import is_recorded, may_differentiate, operation, transforming
 from softmaxima.kernels.attention import Options
@@ -248,7 +249,7 @@ def _of_rows(
         if not rest.pop(0):
             found.append(None)
         elif name == "temperature":
-            found.append(_summed(-(request.query.double() * dq).sum(-1, keepdim=True) / value, value))
+            found.append(_summed(-product(dq, request.query.double()).sum(-1, keepdim=True) / value, value))
         else:  # the sink of softmax: nothing else that learns `fits`
             slope = -(g.double() * output).sum(-1, keepdim=True)
             if g_mass is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from softmaxima.attn.arguments import Request, check_request
+from softmaxima.attn.products import pairwise, weighted
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, check_device, like_input
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.public import public
@@ -111,7 +112,8 @@ def _prepared(request: Request, state: Any) -> tuple[Tensor, Tensor, Tensor, Ten
     batch = request.query.shape[:-2]
     q = (request.query.to(wide) * (request.scale / request.temperature)).to(wide)
     beside = torch.cat((request.value, torch.ones_like(request.value[..., :1])), -1)
-    k, v = (request.repeated(x).to(wide).expand(*batch, *x.shape[-2:]) for x in (request.key, beside))
+    there = (_there(request.repeated(x), request.visible.lengths) for x in (request.key, beside))
+    k, v = (x.to(wide).expand(*batch, *x.shape[-2:]) for x in there)
     size = q.shape[-1]
     shape = (*batch, 1 + size + size * (size + 1) // 2, v.shape[-1])
     if state is None:
@@ -120,6 +122,14 @@ def _prepared(request: Request, state: Any) -> tuple[Tensor, Tensor, Tensor, Ten
     if sums.shape != shape:
         raise ValueError(f"{NAME}: state must have the shape {tuple(shape)}, got {tuple(sums.shape)}")
     return sums.to(wide), q, k, v
+
+
+def _there(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Keys or values, 0 behind the lengths."""
+    if lengths is None:
+        return x
+    there = torch.arange(x.shape[-2], device=x.device) < lengths
+    return x.masked_fill(~there.transpose(-2, -1), 0.0)
 
 
 def _divided(o: Tensor) -> Tensor:
@@ -156,9 +166,9 @@ def _whole(sums: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
 
 def _seen_within(sums: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Of keys before the chunk by their sum, and of those in it one by one."""
-    z = q @ k.transpose(-2, -1)
+    z = pairwise(q, k)
     f = (1 + z * (1 + 0.5 * z)).tril()
-    return features(q) @ sums + f @ v
+    return features(q) @ sums + weighted(f, v)
 
 
 def _causal(sums: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +220,7 @@ def _forward(causal: bool, sums: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tup
     buffer = _buffer(s)
     for own in _spans(k):
         if causal:
-            torch.baddbmm(_kernel(q[:, own], k[:, own])[1] @ v[:, own], _features(q[:, own], buffer).mT, s, out=o[:, own])
+            torch.baddbmm(weighted(_kernel(q[:, own], k[:, own])[1], v[:, own]), _features(q[:, own], buffer).mT, s, out=o[:, own])
         s.baddbmm_(_features(k[:, own], buffer), v[:, own])
     if not causal:
         for own in _spans(q):
@@ -230,9 +240,9 @@ def _backward(causal: bool, saved: tuple[Tensor, ...], g: Tensor, g_total: Tenso
         q_, k_, v_, g_ = (x[:, own] for x in (q, k, v, g))
         if causal:
             slope, f = _kernel(q_, k_)
-            dv[:, own] = f.mT @ g_
-            dz = (g_ @ v_.mT).tril_() * slope
-            dq[:, own], dk[:, own] = dz @ k_, dz.mT @ q_
+            dv[:, own] = weighted(f.mT, g_)
+            dz = (g_ @ v_.mT).mul_(slope).tril_()
+            dq[:, own], dk[:, own] = weighted(dz, k_), weighted(dz.mT, q_)
         else:
             ds.baddbmm_(_features(q_, buffer), g_)
         _pull(q_, g_, s, buffer, dq[:, own])

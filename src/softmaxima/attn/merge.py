@@ -7,7 +7,6 @@ For o_k = Σ_j exp(x_j) v_j / exp(LSE_k) over the keys j of part k. (o, LSE) is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima.core.jacobian import product
 from softmaxima.core.public import public
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import softmax
@@ -64,10 +64,7 @@ def merge_attention(outputs: Iterable[Array], lses: Iterable[Array]) -> tuple[Ar
     dtype = _widest(parts)
     mass = torch.stack([m.to(_widest(masses)) for m in masses], -1)  # [..., L, parts]
     shares = softmax(mass, -1).unsqueeze(-1).unbind(-2)
-    merged = sum(
-        w.to(COMPUTE_DTYPE[dtype]) * o.to(COMPUTE_DTYPE[dtype]).masked_fill((m == -math.inf).unsqueeze(-1), 0.0)
-        for w, o, m in zip(shares, parts, masses, strict=True)
-    )
+    merged = sum(product(w.to(COMPUTE_DTYPE[dtype]), o.to(COMPUTE_DTYPE[dtype])) for w, o in zip(shares, parts, strict=True))
     return like_input(merged.to(dtype), given[0]), like_input(logsumexp(mass, -1), given[0])  # type: ignore[union-attr]
 
 

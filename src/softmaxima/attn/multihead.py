@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,10 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        if key_padding_mask is not None:
+            key_padding_mask = _checked("key_padding_mask", key_padding_mask, [tuple(key.shape[0 if batched else 1 : 2])])
+            key_padding_mask = key_padding_mask.reshape(key.shape[:2])
+            key, value = (_without_padding(x, key_padding_mask) for x in (key, value))
         q, k, v = self._heads(query, key, value)
         asked = {"is_causal": is_causal, **with_params(self.options)}
         if k.shape[-2] > key.shape[1]:  # what hides keys by their places does not know those that the module adds
@@ -107,7 +112,7 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
             places = Visible(query.shape[1], key.shape[1], left, 0 if asked.pop("is_causal") else right).mask(query.device)
         else:
             places = None
-        allowed, bias = self._masks(key_padding_mask, attn_mask, places, (*q.shape[:-1], key.shape[1]), batched, k.shape[-2])
+        allowed, bias = self._masks(key_padding_mask, attn_mask, places, (*q.shape[:-1], key.shape[1]), k.shape[-2])
         dropout = self.dropout if self.training else 0.0
         request = check_request(NAME, q, k, v, attn_mask=allowed, bias=bias, dropout_p=dropout, **asked)
         output, _, weights = attend(request, v, wants_weights=need_weights)
@@ -157,19 +162,17 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         mask: Tensor | None,
         places: Tensor | None,
         shape: tuple[int, ...],
-        batched: bool,
         keys: int,
     ) -> tuple[Tensor | None, Tensor | None]:
         """(True where a query sees a key, what is added to scores), with the keys that the module itself adds, which all see.
 
-        Two masks as of torch's module, True leaving out, and `places`, True where a query sees a key.
+        Two masks as of torch's module, True leaving out, the first [batch, keys], and `places`, True where a query sees a key.
         """
         batch, heads, queries, given = shape
         found = [] if places is None else [~places]
         wide = torch.promote_types(self.out_proj.weight.dtype, torch.float32)
         if padding is not None:
-            expected = (batch, given) if batched else (given,)
-            found.append(_checked("key_padding_mask", padding, [expected]).reshape(batch, 1, 1, given))
+            found.append(padding[:, None, None])
         if mask is not None:
             mask = _checked("attn_mask", mask, [(queries, given), (batch * heads, queries, given)])
             found.append(mask if mask.ndim == 2 else mask.unflatten(0, (batch, heads)))
@@ -182,6 +185,12 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
             else:
                 bias = x if bias is None else bias.to(wide) + x.to(wide)
         return allowed, bias
+
+
+def _without_padding(x: Tensor, padding: Tensor) -> Tensor:
+    """Keys or values with 0 where there are none, which are no part of the gradient by the weights of their projection."""
+    left_out = padding if padding.dtype == torch.bool else padding == -math.inf
+    return x.masked_fill(left_out.unsqueeze(-1), 0.0) if x.shape[:2] == padding.shape else x
 
 
 def _checked(what: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> Tensor:

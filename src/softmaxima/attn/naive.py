@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.attn.arguments import Request
+from softmaxima.attn.products import pairwise, weighted, without_hidden
 from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.core.tracing import is_concrete
 from softmaxima.lse.logaddexp import logaddexp
 from softmaxima.lse.logsumexp import logsumexp
 
@@ -17,25 +19,27 @@ def attend(request: Request) -> tuple[Tensor, Tensor]:
     """(Σ p v, p), in the dtypes of the values and of the scores."""
     p = weights(request)
     kept = torch.nn.functional.dropout(p, request.dropout) if request.dropout else p
-    return (kept @ request.repeated(request.value).to(p.dtype)).to(request.value.dtype), p
+    return weighted(kept, request.repeated(request.value).to(p.dtype)).to(request.value.dtype), p
 
 
 def scores(request: Request) -> Tensor:
-    """x = scale ⟨query, key⟩ + bias, [..., L, S], in the dtype that maps compute in."""
+    """x = scale ⟨query, key⟩ + bias, [..., L, S], in the dtype that maps compute in; −∞ where a key is not seen."""
     wide = COMPUTE_DTYPE[request.query.dtype]
-    x = (request.query.to(wide) * request.scale) @ request.repeated(request.key).to(wide).transpose(-2, -1)
-    return x if request.bias is None else x + request.bias.to(wide)
+    x = pairwise(request.query.to(wide) * request.scale, request.repeated(request.key).to(wide))
+    if request.bias is not None:
+        x, hidden = x + request.bias.to(wide), request.bias == -math.inf
+        x = x if is_concrete(hidden) and not hidden.any() else x.masked_fill(hidden, -math.inf)
+    allowed = request.allowed()
+    return x if allowed is None else x.masked_fill(~allowed, -math.inf)
 
 
 def weights(request: Request) -> Tensor:
     """The map of each query's scores. A sink is one score more, whose value is 0."""
-    x, allowed = scores(request), request.allowed()
+    x = own = scores(request)
     if request.sink is not None:
         x = torch.cat((x, _level(request, x).expand(*x.shape[:-1], 1)), -1)
-        if allowed is not None:
-            allowed = torch.nn.functional.pad(allowed.expand(*x.shape[:-1], request.visible.keys), (0, 1), value=True)
-    p = request.map(x, -1, temperature=request.temperature, where=allowed, **request.params)
-    return p if request.sink is None else p[..., :-1]
+    p = request.map(x, -1, temperature=request.temperature, **request.params)
+    return without_hidden(p if request.sink is None else p[..., :-1], own)
 
 
 def _level(request: Request, x: Tensor) -> Tensor:
@@ -51,7 +55,7 @@ def _level(request: Request, x: Tensor) -> Tensor:
 def log_mass(request: Request) -> Tensor:
     """The logarithm of softmax's divisor, [..., L], for elastic softmax with that of the sink."""
     x = scores(request)
-    whole = logsumexp(x, -1, temperature=request.temperature, where=request.allowed(), keepdim=True)
+    whole = logsumexp(x, -1, temperature=request.temperature, keepdim=True)
     if (level := request.level) is not None:
         whole = logaddexp(whole, torch.as_tensor(level, dtype=whole.dtype, device=whole.device).expand_as(whole))
     return whole.squeeze(-1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from softmaxima.attn import naive
 from softmaxima.attn.arguments import Request, check_request
+from softmaxima.attn.products import pairwise, weighted, without_hidden
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
 from softmaxima.core.blocks import Part, State
 from softmaxima.core.contract import AnyMap
@@ -75,11 +76,8 @@ class AttentionInParts:
         for what, given in (("query", request.query), ("key", request.key), ("bias", request.bias)):
             if given is not None:
                 no_graph(what, given, NAME)
-        x = naive.scores(request)
-        allowed = replace(request.visible, first=-first).mask(x.device)  # queries stand so far behind the part's first key
-        if request.mask is not None:
-            allowed = request.mask if allowed is None else allowed & request.mask
-        return AttentionPart(request, self.rows.part(x, first, allowed))
+        request = replace(request, visible=replace(request.visible, first=-first))  # queries stand so far behind the first key
+        return AttentionPart(request, self.rows.part(naive.scores(request), first))
 
     def state(self, parts: Iterable[AttentionPart]) -> State:
         """The state of the scores, of which `parts` have all."""
@@ -89,7 +87,7 @@ class AttentionInParts:
         """What a part adds to the output, Σ_{j∈part} p_j v_j [..., L, Ev], in float32 at least."""
         if not isinstance(state, tuple):
             raise TypeError(f"{NAME}: state must be of all parts, from .state(parts), got {type(state).__name__}")
-        p = self.rows.wide(_checked(part).scores, state)
+        p = without_hidden(self.rows.wide(_checked(part).scores, state), part.scores.x)
         return like_input(_weighted(p.to(COMPUTE_DTYPE[part.request.value.dtype]), part.request), self.query)
 
     def attend(self, parts: Iterable[AttentionPart]) -> Any:
@@ -110,7 +108,7 @@ class AttentionInParts:
         """
         request, g = _checked(part).request, as_scores(NAME, g, "g")
         dx, learnt = self.rows.pull(part.scores, _slopes(part, g), state, sums)
-        p = self.rows.finish(part.scores, state)
+        p = without_hidden(self.rows.finish(part.scores, state), part.scores.x)
         own = {"query": request.query, "key": request.key, "value": request.value}
         own |= {} if request.bias is None else {"bias": request.bias}
         with torch.enable_grad():
@@ -192,8 +190,8 @@ def _slopes(part: AttentionPart, g: Any) -> Tensor:
     shape = (*x.shape[:-1], value.shape[-1])
     if g.shape != shape:
         raise ValueError(f"{NAME}: g must have the shape of the output, {tuple(shape)}, got {tuple(g.shape)}")
-    return g @ value.to(x.dtype).transpose(-2, -1)
+    return pairwise(g, value.to(x.dtype))
 
 
 def _weighted(p: Tensor, request: Request) -> Tensor:
-    return p @ request.repeated(request.value).to(p.dtype)
+    return weighted(p, request.repeated(request.value).to(p.dtype))

@@ -26,6 +26,7 @@ from softmaxima.attn.parts import AttentionInParts, AttentionPart
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.blocks import State
 from softmaxima.core.contract import find_map
+from softmaxima.core.jacobian import product
 from softmaxima.core.parts import InParts
 from softmaxima.distributed.layouts import Span
 from softmaxima.distributed.ranks import Ranks
@@ -181,7 +182,7 @@ class OfSoftmax(Rounds):
         output, mass = state
         level = torch.as_tensor(self.level, dtype=torch.float64, device=mass.device).expand_as(mass)
         whole = logaddexp(mass, level)
-        return torch.where(mass == -math.inf, 0.0, output * (mass - whole).exp()).to(output.dtype), whole
+        return product((mass - whole).exp().masked_fill(mass == -math.inf, 0.0), output).to(output.dtype), whole
 
     def told(self, number: int, ranks: Ranks, name: str, most: int, state: State, empty: Part, before: State | None) -> list[State]:
         return [(o.to(state[0].dtype), mass) for o, mass in told(name, ranks, [state[0].double(), state[1]])]
@@ -197,7 +198,7 @@ class OfSoftmax(Rounds):
         if not self._learns_tau:
             return (dq,), found
         if "temperature" not in found:  # Σ_j x_j ∂/∂x_j = ⟨q, ∂/∂q⟩
-            found["temperature"] = -(request.query.double() * dq).sum(-1, keepdim=True) / request.temperature
+            found["temperature"] = -product(dq, request.query.double()).sum(-1, keepdim=True) / request.temperature
         return (dq, found.pop("temperature").double()), found
 
     def merge_pull(self, number: int, a: State, b: State) -> State:
@@ -274,7 +275,7 @@ class OfMap(Rounds):
         if not self.online:
             return self.rows.merge(a, b)
         state = self.rows.merge(a[1:], b[1:])
-        output = sum(self.rows.factor(each[1:], state) * each[0] for each in (a, b))
+        output = sum(product(self.rows.factor(each[1:], state), each[0]) for each in (a, b))
         return torch.as_tensor(output).to(a[0].dtype), *state
 
     def known(self, number: int, before: State | None, state: State) -> State:
@@ -304,7 +305,7 @@ class OfMap(Rounds):
 
     def _part(self, part: Part) -> AttentionPart:
         request = _wide(part.request)
-        return AttentionPart(request, self.rows.part(naive.scores(request), part.first, request.allowed()))
+        return AttentionPart(request, self.rows.part(naive.scores(request), part.first))
 
 
 def _wide(request: Request) -> Request:

@@ -52,7 +52,7 @@ def logmatmulexp(x: Array, y: Array) -> Array:
     Raises:
         TypeError for another dtype or for an array with a tensor, ValueError for numbers and shapes that do not go together.
 
-    Results near 0 keep their digits, as those of `logsumexp` do. +∞ against −∞ is NaN, as ∞ · 0 is, and so is all of a sum with it.
+    Results near 0 keep their digits, as those of `logsumexp` do. −∞ takes its term out, whatever stands against it, +∞ and NaN too.
 
     The gradient by x_ik is Σ_j g_ij p_k(i, j), p(i, j) being the softmax of the terms of z_ij; it is zero for entries of −∞. Cost:
     a matrix product in float64, whatever the dtype, the exponential of each entry and the logarithm of each result, and twice as
@@ -103,7 +103,13 @@ def _matrices(x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 def _by_terms(x: Tensor, y: Tensor) -> Tensor:
     """The definition."""
-    return row_logsumexp(x.unsqueeze(-2) + y.mT.unsqueeze(-3), 1.0, None)
+    return _of_terms(x.unsqueeze(-2), y.mT.unsqueeze(-3))
+
+
+def _of_terms(x: Tensor, y: Tensor) -> Tensor:
+    """log Σ_k exp(x_k + y_k), of the k where neither is −∞."""
+    left_out = (x == -math.inf) | (y == -math.inf)
+    return row_logsumexp((x + y).masked_fill(left_out, -math.inf), 1.0, None)
 
 
 def _by_product(x: Tensor, y: Tensor) -> Tensor:
@@ -119,7 +125,7 @@ def _by_product(x: Tensor, y: Tensor) -> Tensor:
         z, others = z.masked_fill(~possible, -math.inf), others & possible
     *batch, i, j = others.nonzero(as_tuple=True)
     rows, columns = (v.expand(*known.shape[:-2], *v.shape[-2:]) for v in (x, y.mT))
-    return z.index_put((*batch, i, j), row_logsumexp(rows[(*batch, i)] + columns[(*batch, j)], 1.0, None))
+    return z.index_put((*batch, i, j), _of_terms(rows[(*batch, i)], columns[(*batch, j)]))
 
 
 def _product(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

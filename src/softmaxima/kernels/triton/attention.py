@@ -6,7 +6,7 @@ Nothing here waits for the device, and nothing depends on the order in which pro
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,11 +70,11 @@ def forward(
     given = (problem, matrices(out, q.shape[:-2], out.shape[-2:]))
     with on_device(q):
         if attention.online:
-            online_attention.attend[programs](*given, sums if lse else None, state if keeps else None, **_sizes(blocks, q, v))
+            _run(online_attention.attend, programs, *given, sums if lse else None, state if keeps else None, **_sizes(blocks, q, v))
         else:
             lists = torch.empty((*programs, 2, ceiling(problem.keys, blocks.keys)), dtype=torch.int32, device=q.device)
             marked = (state, lists, marks) if keeps else (None, lists, None)
-            threshold_attention.attend[programs](*given, *marked, **_sizes(blocks, q, v))
+            _run(threshold_attention.attend, programs, *given, *marked, **_sizes(blocks, q, v))
     return out, sums, (state, marks)
 
 
@@ -123,13 +123,18 @@ def backward(
     of_queries = slopes if attention.online else _listed(slopes, marks.mT)
     of_keys = slopes if attention.online else _listed(slopes, marks)
     with on_device(q):
-        pull_queries[(batch.numel() * ceiling(problem.queries, blocks.queries),)](
-            problem, of_queries, matrices(dq, batch, q.shape[-2:]), **_sizes(blocks, q, v)
-        )
-        pull_keys[(shared.numel() * ceiling(problem.keys, blocks.keys),)](
-            problem, of_keys, Matrices(dk, *dk.stride()), Matrices(dv, *dv.stride()), **_sizes(blocks, q, v)
-        )
+        programs = (batch.numel() * ceiling(problem.queries, blocks.queries),)
+        _run(pull_queries, programs, problem, of_queries, matrices(dq, batch, q.shape[-2:]), **_sizes(blocks, q, v))
+        programs = (shared.numel() * ceiling(problem.keys, blocks.keys),)
+        _run(pull_keys, programs, problem, of_keys, *(Matrices(x, *x.stride()) for x in (dk, dv)), **_sizes(blocks, q, v))
     return dq, _summed(dk, k, q, options.groups), _summed(dv, v, q, options.groups)
+
+
+def _run(kernel: Any, programs: tuple[int], problem: Problem, *given: Any, **sizes: int) -> None:
+    """The kernel, and again those programs whose results are not finite, which then leave out the terms of pairs without a p."""
+    spoilt = torch.empty(programs, dtype=torch.int8, device=problem.q.data.device)
+    for careful in (False, True):
+        kernel[programs](problem, *given, spoilt, **sizes, CAREFUL=careful)
 
 
 def _problem(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[AttentionFunctions, Problem]:

@@ -19,6 +19,7 @@ from softmaxima.kernels.triton.attention_blocks import (
     block_of,
     edge,
     edges,
+    is_spoilt,
     matrix_of,
     of_sinks,
     product,
@@ -28,8 +29,10 @@ from softmaxima.kernels.triton.attention_blocks import (
     read_state,
     scores,
     span,
+    weighted,
     write,
 )
+from softmaxima.kernels.triton.rows import INFINITY
 
 
 class Slopes(NamedTuple):
@@ -47,11 +50,23 @@ class Slopes(NamedTuple):
 @triton.jit
 def probabilities(
     problem, x, batch, head, row, column, length, inverse, order, origin, depth,
-    EDGE: tl.constexpr,
+    EDGE: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """(p, s) of products of queries and keys."""
-    t = scores(problem, x, batch, head, row, column, length, inverse, EDGE) - origin
-    return problem.EXPONENTIAL(t - depth, order)
+    y = scores(problem, x, batch, head, row, column, length, inverse, EDGE)
+    p, s = problem.EXPONENTIAL(y - origin - depth, order)
+    if CAREFUL:  # of a query with a NaN
+        p, s = tl.where(y == -INFINITY, 0.0, p), tl.where(y == -INFINITY, 0.0, s)
+    return p, s
+
+
+@triton.jit
+def sloped(s, dp, CAREFUL: tl.constexpr):
+    """s ∂p, of CAREFUL 0 where s is 0."""
+    y = s * dp
+    if CAREFUL:
+        y = tl.where(s == 0.0, 0.0, y)
+    return y
 
 
 # Of queries -----------------------------------------------------------------------------------------------------------------
@@ -60,7 +75,7 @@ def probabilities(
 @triton.jit
 def of_keys(
     problem, queries, batch, head, at, row, length, inverse, order, origin, depth,
-    EDGE: tl.constexpr, BLOCK: tl.constexpr,
+    EDGE: tl.constexpr, BLOCK: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """(s, ∂p, keys) of the keys from `at` on."""
     q, g = queries
@@ -69,22 +84,25 @@ def of_keys(
     column = (at + tl.arange(0, BLOCK)).to(tl.int32)[None, :]
     p, s = probabilities(
         problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, order, origin, depth,
-        EDGE,
+        EDGE, CAREFUL,
     )  # fmt: skip
     return s, product(g, value, problem.PRECISION), key
 
 
 @triton.jit
-def pull(s, dp, delta, key, dq, PRECISION: tl.constexpr):
-    return tl.dot((s * (dp - delta)).to(key.dtype), key, dq, input_precision=PRECISION)
+def pull(s, dp, delta, key, dq, PRECISION: tl.constexpr, CAREFUL: tl.constexpr):
+    return weighted(sloped(s, dp - delta, CAREFUL), key, dq, PRECISION, CAREFUL)
 
 
 @triton.jit
 def pull_queries(
-    problem, slopes, dq, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    problem, slopes, dq, spoilt, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """Fills δ and ∂q."""
+    if CAREFUL:
+        if tl.load(spoilt + tl.program_id(0)) == 0:
+            return
     index, first = block_of(problem.queries, ROWS)
     batch, head = matrix_of(problem, index)
     row = (first + tl.arange(0, ROWS)).to(tl.int32)[:, None]
@@ -104,12 +122,14 @@ def pull_queries(
         last = tl.minimum(first + ROWS, problem.queries) - 1
         begin, whole_begin, whole_end, end = span(first, last, problem.left, problem.right, length, True, BLOCK)
         for at in range(whole_begin, whole_end, BLOCK):
-            s, dp, key = of_keys(problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, False, BLOCK)
-            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
+            s, dp, key = of_keys(
+                problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, False, BLOCK, CAREFUL
+            )
+            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION, CAREFUL)
         for i in range(edges(begin, whole_begin, whole_end, end, BLOCK)):
             at = edge(i, begin, whole_begin, whole_end, BLOCK)
-            s, dp, key = of_keys(problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, True, BLOCK)
-            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
+            s, dp, key = of_keys(problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, True, BLOCK, CAREFUL)
+            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION, CAREFUL)
     else:
         blocks, count = listed(
             slopes, index, first // ROWS, (problem.queries + ROWS - 1) // ROWS, (problem.keys + BLOCK - 1) // BLOCK
@@ -119,17 +139,19 @@ def pull_queries(
         for i in range(count):
             s, dp, key = of_keys(
                 problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
-                True, BLOCK,
+                True, BLOCK, CAREFUL,
             )  # fmt: skip
             total += tl.sum(s, 1)[:, None]
-            dot += tl.sum(s * dp, 1)[:, None]
+            dot += tl.sum(sloped(s, dp, CAREFUL), 1)[:, None]
         delta = dot / tl.where(total == 0.0, 1.0, total)
         for i in range(count):
             s, dp, key = of_keys(
                 problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
-                True, BLOCK,
+                True, BLOCK, CAREFUL,
             )  # fmt: skip
-            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
+            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION, CAREFUL)
+    if not CAREFUL:
+        tl.store(spoilt + tl.program_id(0), is_spoilt(gradient).to(tl.int8))
     tl.store(slopes.delta + place, delta, mask=inside)
     write(dq, batch, head, first, problem.queries, gradient * (inverse * problem.scale), problem.SIZE, ROWS, WIDTH)
 
@@ -147,7 +169,7 @@ def listed(slopes, index, block, blocks, others):
 @triton.jit
 def add(
     problem, slopes, keys, batch, head, at, column, length, dk, dv,
-    EDGE: tl.constexpr, ROWS: tl.constexpr,
+    EDGE: tl.constexpr, ROWS: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """(∂k/scale, ∂v) with what the queries from `at` on add."""
     key, value = keys
@@ -160,22 +182,23 @@ def add(
     g = read(slopes.g, batch, head, at, problem.queries, problem.VALUE_SIZE, ROWS, value.shape[1], EDGE)
     p, s = probabilities(
         problem, product(key, q, problem.PRECISION), batch, head, row, column, length, inverse, order, origin,
-        depth, EDGE,
+        depth, EDGE, CAREFUL,
     )  # fmt: skip
-    dv = tl.dot(p.to(g.dtype), g, dv, input_precision=problem.PRECISION)
+    dv = weighted(p, g, dv, problem.PRECISION, CAREFUL)
     dp = product(value, g, problem.PRECISION)
-    if problem.lengths is not None:
-        dp = tl.where(column < length, dp, 0.0)  # values behind may be anything
-    dx = s * (dp - tl.load(slopes.delta + place, mask=inside, other=0.0)) * inverse
-    return tl.dot(dx.to(q.dtype), q, dk, input_precision=problem.PRECISION), dv
+    dx = sloped(s, dp - tl.load(slopes.delta + place, mask=inside, other=0.0), CAREFUL) * inverse
+    return weighted(dx, q, dk, problem.PRECISION, CAREFUL), dv
 
 
 @triton.jit
 def pull_keys(
-    problem, slopes, dk, dv, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    problem, slopes, dk, dv, spoilt, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """Fills ∂k and ∂v of a head of keys, from all heads of queries that share it."""
+    if CAREFUL:
+        if tl.load(spoilt + tl.program_id(0)) == 0:
+            return
     shared, first = block_of(problem.keys, BLOCK)
     heads = problem.heads // problem.groups
     batch, own = shared // heads, shared % heads
@@ -196,12 +219,12 @@ def pull_keys(
             for at in range(whole_begin, whole_end, ROWS):
                 key_gradient, value_gradient = add(
                     problem, slopes, (key, value), batch, head, at, column, length, key_gradient, value_gradient,
-                    False, ROWS,
+                    False, ROWS, CAREFUL,
                 )  # fmt: skip
             for i in range(edges(begin, whole_begin, whole_end, end, ROWS)):
                 key_gradient, value_gradient = add(
                     problem, slopes, (key, value), batch, head, edge(i, begin, whole_begin, whole_end, ROWS), column, length,
-                    key_gradient, value_gradient, True, ROWS,
+                    key_gradient, value_gradient, True, ROWS, CAREFUL,
                 )  # fmt: skip
         else:
             blocks, count = listed(
@@ -210,7 +233,9 @@ def pull_keys(
             for i in range(count):
                 key_gradient, value_gradient = add(
                     problem, slopes, (key, value), batch, head, tl.load(blocks + i) * ROWS, column, length,
-                    key_gradient, value_gradient, True, ROWS,
+                    key_gradient, value_gradient, True, ROWS, CAREFUL,
                 )  # fmt: skip
+    if not CAREFUL:
+        tl.store(spoilt + tl.program_id(0), (is_spoilt(key_gradient) | is_spoilt(value_gradient)).to(tl.int8))
     write(dk, batch, own, first, problem.keys, key_gradient * problem.scale, problem.SIZE, BLOCK, WIDTH)
     write(dv, batch, own, first, problem.keys, value_gradient, problem.VALUE_SIZE, BLOCK, VALUE_WIDTH)

@@ -6,6 +6,9 @@ probabilities add up to 1:
     exp_β(t) = relu(1 + βt)^{1/β},  exp_0(t) = e^t        s = exp_β′(t) = p^{1 − β}        ∂⟨g, p⟩/∂z = s ⊙ (g − Σ s g / Σ s)
 
 softmax has β = 0, entmax-1.5 β = ½, sparsemax β = 1. Scores are held as `unit` times z, for which `exponential` is simplest.
+
+A pair of a query and a key that has no p adds nothing, whatever the key, the value, the query and its slopes hold. In a product
+0 · ∞ and 0 · NaN are NaN: a program whose results are not all finite says so, and the kernel runs again, CAREFUL, for such alone.
 """
 
 from __future__ import annotations
@@ -300,7 +303,8 @@ def scores(problem, x, batch, head, row, column, length, inverse, EDGE: tl.const
     if problem.bias.data is not None:
         bias = problem.bias
         place = bias.data + batch * bias.batch + head * bias.head + row.to(tl.int64) * bias.row + column.to(tl.int64) * bias.column
-        y += tl.load(place, mask=inside, other=0.0).to(tl.float32) * (inverse * problem.UNIT)
+        added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        y = tl.where(added == -INFINITY, -INFINITY, y + added * (inverse * problem.UNIT))
     if problem.mask.data is not None:
         mask = problem.mask
         place = mask.data + batch * mask.batch + head * mask.head + row.to(tl.int64) * mask.row + column.to(tl.int64) * mask.column
@@ -319,6 +323,32 @@ def scores(problem, x, batch, head, row, column, length, inverse, EDGE: tl.const
 def product(a, b, PRECISION: tl.constexpr):
     """a bᵀ in float32."""
     return tl.dot(a, tl.trans(b), input_precision=PRECISION)
+
+
+@triton.jit
+def weighted(p, x, total, PRECISION: tl.constexpr, CAREFUL: tl.constexpr):
+    """total + p x, of CAREFUL without the terms whose p is 0."""
+    if CAREFUL:
+        wide = x.to(tl.float32)
+        total = tl.dot(p.to(x.dtype), tl.where(tl.abs(wide) < INFINITY, x, 0.0).to(x.dtype), total, input_precision=PRECISION)
+        there = (p != 0.0).to(x.dtype)
+        above = tl.dot(there, ((wide != wide) | (wide == INFINITY)).to(x.dtype), input_precision=PRECISION)
+        below = tl.dot(there, ((wide != wide) | (wide == -INFINITY)).to(x.dtype), input_precision=PRECISION)
+        total += tl.where(above > 0.0, INFINITY, 0.0) - tl.where(below > 0.0, INFINITY, 0.0)  # ∞ − ∞ is NaN
+    else:
+        total = tl.dot(p.to(x.dtype), x, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def any_of(condition):
+    return tl.max(tl.max(condition.to(tl.int32), 1), 0)
+
+
+@triton.jit
+def is_spoilt(results):
+    """Whether some are infinite or NaN."""
+    return any_of(~(tl.abs(results) < INFINITY))
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from softmaxima.kernels.triton.attention_blocks import (
     block_of,
     edge,
     edges,
+    is_spoilt,
     matrix_of,
     product,
     read,
@@ -21,6 +22,7 @@ from softmaxima.kernels.triton.attention_blocks import (
     read_numbers,
     scores,
     span,
+    weighted,
     write,
     write_state,
 )
@@ -28,22 +30,37 @@ from softmaxima.kernels.triton.rows import INFINITY, LOG2_E, LOG_2
 
 
 @triton.jit
-def add(problem, q, batch, head, at, row, length, inverse, maximum, mass, output, EDGE: tl.constexpr, BLOCK: tl.constexpr):
-    """(M, m, o) with the keys from `at` on."""
+def scores_of(problem, q, batch, head, at, row, length, inverse, EDGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Scores of the keys from `at` on."""
     key = read(problem.k, batch, head // problem.groups, at, length, problem.SIZE, BLOCK, q.shape[1], EDGE)
     column = (at + tl.arange(0, BLOCK)).to(tl.int32)[None, :]
-    y = scores(problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, EDGE)
+    return scores(problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, EDGE)
+
+
+@triton.jit
+def add(
+    problem, q, batch, head, at, row, length, inverse, maximum, mass, output,
+    EDGE: tl.constexpr, BLOCK: tl.constexpr, CAREFUL: tl.constexpr,
+):  # fmt: skip
+    """(M, m, o) with the keys from `at` on."""
+    y = scores_of(problem, q, batch, head, at, row, length, inverse, EDGE, BLOCK)
     top = tl.maximum(maximum, tl.max(y, 1)[:, None])
     origin = tl.where(top == -INFINITY, 0.0, top)
     p = tl.exp2(y - origin)
     shrink = tl.exp2(maximum - origin)
     value = read(problem.v, batch, head // problem.groups, at, length, problem.VALUE_SIZE, BLOCK, output.shape[1], EDGE)
-    output = tl.dot(p.to(value.dtype), value, output * shrink, input_precision=problem.PRECISION)
+    output = weighted(p, value, output * shrink, problem.PRECISION, CAREFUL)
     return top, mass * shrink + tl.sum(p, 1)[:, None], output
 
 
 @triton.jit
-def attend(problem, out, lse, state, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr):
+def attend(
+    problem, out, lse, state, spoilt, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CAREFUL: tl.constexpr,
+):  # fmt: skip
+    if CAREFUL:
+        if tl.load(spoilt + tl.program_id(0)) == 0:
+            return
     index, first = block_of(problem.queries, ROWS)
     batch, head = matrix_of(problem, index)
     row = (first + tl.arange(0, ROWS)).to(tl.int32)[:, None]
@@ -54,15 +71,23 @@ def attend(problem, out, lse, state, ROWS: tl.constexpr, BLOCK: tl.constexpr, WI
     mass, output = tl.zeros((ROWS, 1), tl.float32), tl.zeros((ROWS, VALUE_WIDTH), tl.float32)
     last = tl.minimum(first + ROWS, problem.queries) - 1
     begin, whole_begin, whole_end, end = span(first, last, problem.left, problem.right, length, True, BLOCK)
+    if CAREFUL:  # M first, for an o that was made smaller in steps would not know which p are 0
+        for at in range(begin, end, BLOCK):
+            y = scores_of(problem, q, batch, head, at, row, length, inverse, True, BLOCK)
+            maximum = tl.maximum(maximum, tl.max(y, 1)[:, None])
     for at in range(whole_begin, whole_end, BLOCK):
         maximum, mass, output = add(
-            problem, q, batch, head, at, row, length, inverse, maximum, mass, output, EDGE=False, BLOCK=BLOCK
+            problem, q, batch, head, at, row, length, inverse, maximum, mass, output, EDGE=False, BLOCK=BLOCK,
+            CAREFUL=CAREFUL,
         )  # fmt: skip
     for i in range(edges(begin, whole_begin, whole_end, end, BLOCK)):
         at = edge(i, begin, whole_begin, whole_end, BLOCK)
         maximum, mass, output = add(
-            problem, q, batch, head, at, row, length, inverse, maximum, mass, output, EDGE=True, BLOCK=BLOCK
+            problem, q, batch, head, at, row, length, inverse, maximum, mass, output, EDGE=True, BLOCK=BLOCK,
+            CAREFUL=CAREFUL,
         )  # fmt: skip
+    if not CAREFUL:
+        tl.store(spoilt + tl.program_id(0), is_spoilt(output).to(tl.int8))
     place, inside = index * problem.queries + row, row < problem.queries
     level = maximum + tl.log2(tl.where(mass == 0.0, 1.0, mass))  # −∞ where nothing is seen
     if lse is not None:

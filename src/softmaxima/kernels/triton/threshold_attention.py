@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 
 from softmaxima.kernels.triton.attention_blocks import (
+    any_of,
     block_of,
     depth_of,
+    is_spoilt,
     log1p,
     matrix_of,
     of_sinks,
@@ -23,6 +25,7 @@ from softmaxima.kernels.triton.attention_blocks import (
     read_numbers,
     scores,
     span,
+    weighted,
     write,
     write_state,
 )
@@ -40,11 +43,6 @@ def scores_of(problem, q, batch, head, at, row, length, inverse, BLOCK: tl.const
     key = read(problem.k, batch, head // problem.groups, at, length, problem.SIZE, BLOCK, q.shape[1], True)
     column = (at + tl.arange(0, BLOCK)).to(tl.int32)[None, :]
     return scores(problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, True)
-
-
-@triton.jit
-def any_of(condition):
-    return tl.max(tl.max(condition.to(tl.int32), 1), 0)
 
 
 @triton.jit
@@ -66,10 +64,13 @@ def moving(mass, depth, before, TOLERANCE: tl.constexpr):
 
 @triton.jit
 def attend(
-    problem, out, state, lists, marks, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    problem, out, state, lists, marks, spoilt, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """lists [*, blocks of queries, 2, blocks of keys] is what programs note; marks [*, blocks of keys, blocks of queries] is 0."""
+    if CAREFUL:
+        if tl.load(spoilt + tl.program_id(0)) == 0:
+            return
     index, first = block_of(problem.queries, ROWS)
     batch, head = matrix_of(problem, index)
     row = (first + tl.arange(0, ROWS)).to(tl.int32)[:, None]
@@ -139,10 +140,12 @@ def attend(
         p, s = problem.EXPONENTIAL(y - origin - depth, order)
         mass += tl.sum(p, 1)[:, None]
         value = read(problem.v, batch, head // problem.groups, block * BLOCK, length, problem.VALUE_SIZE, BLOCK, VALUE_WIDTH, True)
-        output = tl.dot(p.to(value.dtype), value, output, input_precision=problem.PRECISION)
+        output = weighted(p, value, output, problem.PRECISION, CAREFUL)
         if marks is not None:
             mark = marks + (index * key_blocks + block) * row_blocks + first // ROWS
             tl.store(mark, any_of(p != 0.0).to(tl.int8))
+    if not CAREFUL:
+        tl.store(spoilt + tl.program_id(0), is_spoilt(output).to(tl.int8))
     output = output / tl.where(mass == 0.0, 1.0, mass)
     write(out, batch, head, first, problem.queries, output, problem.VALUE_SIZE, ROWS, VALUE_WIDTH)
     if state is not None:
