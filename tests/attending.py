@@ -68,8 +68,8 @@ class Spoilt:
     nan: Tensor  # [..., L]: the queries that a NaN makes NaN
 
 
-def spoilt(request: Request, rng: torch.Generator) -> Spoilt:
-    """NaN and ±∞ in keys and values that nobody sees, in a bias that nobody sees, and in some that are seen, queries and slopes."""
+def spoilt(request: Request, rng: torch.Generator, share: float | None = None) -> Spoilt:
+    """NaN and ±∞ in keys, values and a bias that nobody sees, and in a share of those that are seen, of queries and of slopes."""
 
     def chosen(shape: Any, share: float) -> Tensor:
         return torch.rand(shape, generator=rng).to(request.query.device) < share
@@ -98,7 +98,7 @@ def spoilt(request: Request, rng: torch.Generator) -> Spoilt:
         seen = seen & (bias != -math.inf)
         if bias.shape == seen.shape:
             bias, clean_bias = (x.squeeze(-1) for x in junk(bias.unsqueeze(-1), ~seen & (bias != -math.inf)))
-    share = 0.1 if chosen((), 0.5) else 0.0
+    share = share if share is not None else 0.1 if chosen((), 0.5) else 0.0
     of_key, of_value = (chosen(x.shape[:-1], 0.7) & ~of_some(seen, x) | chosen(x.shape[:-1], share) for x in (key, value))
     of_query, of_slope = (chosen(request.query.shape[:-1], share) for _ in range(2))
     g = torch.randn((*of_query.shape, value.shape[-1]), generator=rng, dtype=torch.float64).to(value)
@@ -121,16 +121,25 @@ def spoilt(request: Request, rng: torch.Generator) -> Spoilt:
     )
 
 
-def check_spoilt(
-    case: Spoilt, of: Callable[[Request], tuple[Request, list[Tensor]]], attend: Callable[[Request], Tensor], tolerance: float
-) -> None:
-    """That what reads nothing of NaN and ±∞ has the results that it has with zeros there, and that NaN is NaN where it is read."""
-    results = []
-    for request, g in zip((case.request, case.clean), case.slopes, strict=True):
+Results = tuple[Tensor, ...]  # o, ∂q, ∂k, ∂v, and those by what else learns
+
+
+def differentiated(
+    of: Callable[[Request], tuple[Request, list[Tensor]]], attend: Callable[[Request], Tensor]
+) -> Callable[[Request, Tensor], Results]:
+    """What autograd has as results of a request, of `learning` or another, given ∂o."""
+
+    def results(request: Request, g: Tensor) -> Results:
         own, inputs = of(request)
         output = attend(own)
-        results.append((output.detach(), *torch.autograd.grad(output, inputs, g)))
-    found, expected = results
+        return output.detach(), *torch.autograd.grad(output, inputs, g)
+
+    return results
+
+
+def check_spoilt(case: Spoilt, results: Callable[[Request, Tensor], Results], tolerance: float) -> None:
+    """That what reads nothing of NaN and ±∞ has the results that it has with zeros there, and that NaN is NaN where it is read."""
+    found, expected = (results(*each) for each in zip((case.request, case.clean), case.slopes, strict=True))
     every = bool(case.queries.all())
     assert bool(found[0][case.nan].isnan().all()), "NaN in a score that is seen"
     kept = (case.queries, case.queries, case.keys, case.values)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import softmaxima as sm
-from attending import agree, all_learning, check_spoilt, learning, spoilt
+from attending import Results, agree, all_learning, check_spoilt, differentiated, learning, spoilt
 from conftest import normal
 from softmaxima.attn import blocks, fused, naive, products
 from softmaxima.attn.arguments import Request, check_request
@@ -203,9 +203,30 @@ def test_what_is_excluded_is_never_read(path: str, case: tuple[Request, bool], s
             patch.setattr(blocks, "HELD", 1)
         if not path.startswith("kernel"):
             attend = (lambda own: blocks.attend(own, False)[0]) if path == "blocks" else (lambda own: naive.attend(own)[0])
-            check_spoilt(case, all_learning, attend, TOLERANCE[request.value.dtype])
+            check_spoilt(case, differentiated(all_learning, attend), TOLERANCE[request.value.dtype])
         elif fused.fits(learning(case.request)[0]):
-            check_spoilt(case, learning, lambda own: fused.attend(own, False)[0], TOLERANCE[request.value.dtype])
+            attend = differentiated(learning, lambda own: fused.attend(own, False)[0])
+            check_spoilt(case, attend, TOLERANCE[request.value.dtype])
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax"])
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=20)
+def test_second_derivatives_do_not_read_what_is_excluded(name: str, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    rows = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((2, 5, 3), (2, 7, 3), (2, 7, 2)))
+    mask = torch.rand(2, 5, 7, generator=rng) < 0.5
+    request = check_request("attention", *rows, map=name, attn_mask=mask)
+    case = spoilt(request, rng, share=0.0)
+
+    def results(request: Request, g: Tensor) -> Results:
+        own, inputs = learning(request)
+        output = fused.attend(own, False)[0]
+        slopes = [x.requires_grad_() for x in (g.clone(),)]
+        first = torch.autograd.grad(output, inputs, slopes, create_graph=True)
+        return output.detach(), *torch.autograd.grad(sum(x.square().sum() for x in first), inputs)  # type: ignore[arg-type]
+
+    check_spoilt(case, results, 1e-9)
 
 
 @given(requests(), st.integers(1, 200))

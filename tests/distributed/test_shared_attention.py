@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,9 @@ from shards import apart, normal
 from torch import Tensor
 
 import softmaxima as sm
+from attending import Results, check_spoilt, spoilt
 from conftest import cases, exhaustively
-from softmaxima.attn.arguments import Visible, check_request
+from softmaxima.attn.arguments import Request, Visible, check_request
 from softmaxima.distributed import ranks
 from softmaxima.distributed.layouts import LAYOUTS, Span, spans_of
 from softmaxima.distributed.ranks import Agreement
@@ -241,6 +243,33 @@ def test_a_window_lies_as_far_aside_as_the_places_of_queries_and_keys(
     ]
     for ours, theirs in zip(found, (expected.detach(), *right), strict=True):
         assert apart(ours, theirs) <= 3e-6
+
+
+@pytest.mark.parametrize("name", MERGING)
+def test_what_is_excluded_is_never_read(name: str) -> None:
+    """By the rounds of every form, over two parts of the keys, each of which reads nothing that none of its queries sees."""
+    shapes = (2, 4, PLACES, 8), (2, 2, PLACES, 8), (2, 2, PLACES, 5)
+    rows = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    *_, last = cases(MAPS[name])
+    tau, bias = normal(4, 1, 1, seed=7).abs() + 0.5, normal(4, PLACES, PLACES, seed=8)
+    every = {"is_causal": True, "temperature": tau}, {"window": (3, 1)}, {"bias": bias.masked_fill(bias > 1, -math.inf)}
+    for number, each in enumerate((*every, {"attn_mask": visible(window=(4, 2))})):
+        request = check_request("test", *rows, map=name, params=last.params, enable_gqa=True, **each)
+        check_spoilt(spoilt(request, torch.Generator().manual_seed(number)), in_rounds, 1e-12)
+
+
+def in_rounds(request: Request, g: Tensor) -> Results:
+    """o and its gradients, over the first keys and the others."""
+    spans, everywhere = [Span(0, 5, 0), Span(5, PLACES - 5, 5)], Span(0, PLACES, 0)
+    parts = [part_of(request, everywhere, span, *(x[..., span.own, :] for x in (request.key, request.value))) for span in spans]
+    rounds, known, state = rounds_of(request, learns_bias=True), None, None
+    for number in range(rounds.forward):
+        known = rounds.known(number, known, rounds.merge(number, *(rounds.begin(number, part, known) for part in parts)))
+    for number in range(rounds.backward):
+        pulled = [rounds.begin_pull(number, part, g, known, state) for part in parts]  # type: ignore[arg-type]
+        state = rounds.merge_pull(number, *(own for own, _ in pulled))
+    of_keys = (torch.cat([own[what] for _, own in pulled], -2) for what in ("key", "value"))  # type: ignore[possibly-undefined]
+    return known[0], state[0], *of_keys  # type: ignore[index]
 
 
 def test_balanced_places_have_the_same_work_and_contiguous_ones_up_to_2r_minus_1_times_it() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from attending import agree, check_spoilt, learning, spoilt
+from attending import agree, check_spoilt, differentiated, learning, spoilt
 from conftest import DEVICE
 from softmaxima.attn import fused, naive
 from softmaxima.attn.arguments import Request, check_request
@@ -164,7 +164,7 @@ def test_options(options: str, name: str) -> None:
 def test_what_is_excluded_is_never_read(options: str, name: str) -> None:
     moved = {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in OPTIONS[options].items()}
     case = spoilt(requested(name, **moved), torch.Generator().manual_seed(CROSSED.index((options, name))))
-    check_spoilt(case, learning, lambda own: fused.attend(own, False)[0], TOLERANCE[torch.float32])
+    check_spoilt(case, differentiated(learning, lambda own: fused.attend(own, False)[0]), TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -107,6 +107,7 @@ class Centred(Form):
         if wide.shape[-1] == 0:
             return (wide.new_zeros((*wide.shape[:-1], 1)),) * 6
         top, slope = (torch.take_along_dim(v, self.s.detach().argmax(-1, keepdim=True), -1) for v in (self.s, wide))
+        slope = slope.masked_fill(top == 0, 0.0)  # of a part without support g may be anything
         gaps = wide - slope
         each = (self.q, product(self.q, gaps), self.s, product(self.s, gaps))
         return top, slope, *(v.sum(-1, keepdim=True) for v in each)
@@ -166,6 +167,7 @@ class Balanced(Form):
         second = others.detach().amax(-1, keepdim=True)
         weights = (others - _anchor(second)).exp()
         top, slope = (torch.take_along_dim(v, largest, -1) for v in (self.log_s, wide))
+        slope = slope.masked_fill(top == -math.inf, 0.0)  # of a part without support g may be anything
         return top, slope, second, weights.sum(-1, keepdim=True), product(weights, wide - slope).sum(-1, keepdim=True)
 
     @staticmethod
