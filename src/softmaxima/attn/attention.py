@@ -42,7 +42,8 @@ def attention(
     o_i = Σ_j p_ij v_j,    p_i = map(x_i/τ),    x_ij = scale ⟨q_i, k_j⟩ + bias_ij    over the keys j that query i may see.
 
     The names and shapes are those of `torch.nn.functional.scaled_dot_product_attention`, which it equals with `map="softmax"`. A
-    query that may see nothing gives 0. All is differentiable, twice too: by query, key, value, bias, τ, sink and parameters.
+    query that may see nothing gives 0. What a query may not see, and the value of a key whose p is 0, is never read in either pass:
+    it may be NaN or ±∞. All is differentiable, twice too: by query, key, value, bias, τ, sink and parameters.
 
     Args:
         query: [..., L, E]; with heads [batch, heads, L, E].

@@ -65,7 +65,7 @@ class _Product(torch.autograd.Function):
     reverse: Callable[..., Tensor]  # for plain reverse mode
 
     @staticmethod
-    def fake(x: Tensor, y: Tensor) -> Tensor:
+    def fake(x: Tensor, y: Tensor, /) -> Tensor:
         raise NotImplementedError
 
     @staticmethod
