@@ -80,7 +80,11 @@ def test_function_and_module_of_a_map_are_its_contract(name: str):
     expected = REGISTRY[name](x, 0, temperature=2.0, where=where)
     torch.testing.assert_close(function(x, dim=0, temperature=2.0, where=where), expected)
     torch.testing.assert_close(module(dim=0, temperature=2.0)(x, where=where), expected)
-    defaults = {k: p.default for k, p in inspect.signature(function).parameters.items()}
+    known = inspect.signature(function).parameters
+    defaults = {k: p.default for k, p in known.items()}
+    assert defaults["dtype"] is None
+    by_name = known["dim"].kind is inspect.Parameter.KEYWORD_ONLY  # for a number without a name might be the parameter
+    assert by_name == bool(REGISTRY[name].params)
     for parameter in REGISTRY[name].params:
         assert defaults[parameter.name] == parameter.default
     own = inspect.signature(module).parameters

@@ -166,10 +166,11 @@ def log_softmax(
 ) -> Array: ...
 def minp_softmax(
     x: Array,
-    dim: int = -1,
     *,
+    dim: int = -1,
     temperature: Any = 1.0,
     where: Any = None,
+    dtype: Any = None,
     split_every: Any = None,
     p: Any = 0.1,
 ) -> Array: ...

@@ -187,11 +187,12 @@ def log_softmax(
 ) -> Tensor: ...
 def minp_softmax(
     shard: Tensor,
-    dim: int = -1,
     *,
+    dim: int = -1,
     group: Group = None,
     temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
+    dtype: DType = None,
     p: Any = 0.1,
 ) -> Tensor: ...
 def normmax(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_tensor, check_per_row, check_value, moved_last
 from softmaxima.core.modules import held_value
+from softmaxima.core.public import public
 from softmaxima.core.tracing import sizes
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, RowLosses, evaluated, losses_of, register
 from softmaxima.losses._parts import RowForm
@@ -31,6 +32,7 @@ def reference(z: Tensor, y: Tensor, gamma: float | Tensor) -> Tensor:
     return -((1 - p) ** gamma * torch.special.xlogy(y, p)).sum(-1)
 
 
+@public
 def focal_loss(
     input: Array,
     target: Any,
@@ -133,6 +135,7 @@ def _of_softmax(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]
     return "softmax", {}, {"gamma": check_value(name, "gamma", options["gamma"], *GAMMA)}
 
 
+@public
 class FocalLoss(LossModule):
     """`focal_loss` as a module.
 

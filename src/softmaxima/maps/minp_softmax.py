@@ -7,14 +7,17 @@ Scores that are equal are kept or left out together, and the largest always are 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import Blocks, Part, State
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import LogSum, log_sum, merge
+from softmaxima.core.public import public
 from softmaxima.core.rows import normalise_exp, row_maximum
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -99,8 +102,15 @@ MINP_SOFTMAX = register(
 )
 
 
+@public
 def minp_softmax(
-    x: Array, dim: int = -1, *, p: float | Array = 0.1, temperature: float | Array = 1.0, where: Array | None = None
+    x: Array,
+    *,
+    p: float | Array = 0.1,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
 ) -> Array:
     """Softmax over the scores whose probability is at least p times the largest; exactly zero for the others.
 
@@ -110,7 +120,7 @@ def minp_softmax(
     Args:
         p: the share in [0, 1], a number or a tensor that broadcasts against x with size 1 along `dim`, such as one a request; 0 is
             softmax, and 1 keeps the largest scores alone. Its gradient is 0, for p moves only where a score is left out.
-        x, dim, temperature, where: as for `softmax`.
+        x, dim, temperature, where, dtype: as for `softmax`.
 
     It jumps where a score is left out. Errors as for `softmax`. Cost: three reads and one write.
 
@@ -120,9 +130,10 @@ def minp_softmax(
     >>> sm.minp_softmax(np.log([0.5, 0.3, 0.15, 0.05]), p=0.5).round(4)
     array([0.625, 0.375, 0.   , 0.   ])
     """
-    return MINP_SOFTMAX(x, dim, p=p, temperature=temperature, where=where)
+    return evaluate(MINP_SOFTMAX, x, dim, temperature, where, {"p": p}, dtype)
 
 
+@public
 class MinPSoftmax(MapModule):
     """`minp_softmax` as a module.
 
@@ -132,6 +143,6 @@ class MinPSoftmax(MapModule):
     """
 
     def __init__(
-        self, p: float | Tensor | nn.Module = 0.1, dim: int = -1, *, temperature: float | Tensor | nn.Module = 1.0
+        self, p: float | Tensor | nn.Module = 0.1, dim: int | Sequence[int] = -1, *, temperature: float | Tensor | nn.Module = 1.0
     ) -> None:
         super().__init__(MINP_SOFTMAX, dim, temperature=temperature, p=p)
