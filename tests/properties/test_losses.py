@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
@@ -469,6 +470,57 @@ def test_margin_losses_have_their_published_form():
     inside = (torch.arccos(cosine) + m * at <= math.pi).all(-1)
     rows = sm.arcface(cosine, target, margin=m, scale=1 / tau, reduction="none")
     torch.testing.assert_close(rows[inside], F.cross_entropy(moved / tau, target, reduction="none")[inside])
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("wide", [torch.float64, torch.float32], ids=str)
+def test_focal_loss_and_its_gradient_are_exact_where_p_rounds_to_0_or_1(gamma: float, wide: torch.dtype):
+    for z in ([20.0, 0.0, -3.0], [-200.0, 0.0, 1.0], [60.0, 0.0, 1.0], [-900.0, 800.0, 0.0], [1.0, 1.0, 1.0], [1e4, 1e4 - 40, 0.0]):
+        with mpmath.workdps(80):
+            e = [mpmath.exp(mpmath.mpf(v)) for v in z]
+            p, q = e[0] / sum(e), (e[1] + e[2]) / sum(e)
+            cost, slope = q**gamma * -mpmath.log(p), q**gamma * (q - gamma * p * mpmath.log(p))
+            expected = [
+                torch.tensor(list(map(float, v)), dtype=torch.float64).to(wide)
+                for v in ([cost], [-slope, *(slope * v / (e[1] + e[2]) for v in e[1:])])
+            ]
+        close = {"rtol": 256 * torch.finfo(wide).eps, "atol": torch.finfo(wide).tiny}
+        in_parts = close | {"atol": 1e-13}  # which know p to the last place of 1
+        for y in (torch.tensor([0]), torch.tensor([[1.0, 0.0, 0.0]], dtype=wide)):
+            x = torch.tensor([z], dtype=wide, requires_grad=True)
+            value = sm.focal_loss(x, y, gamma=gamma)
+            torch.testing.assert_close(value.unsqueeze(0), expected[0], **close)
+            torch.testing.assert_close(torch.autograd.grad(value, x)[0][0], expected[1], **close)
+            (*parts,), target = x.detach().split([1, 2], -1), y if y.ndim == 1 else [*y.split([1, 2], -1)]
+            found, slopes = sm.losses.REGISTRY["focal_loss"].in_parts(parts, target, gamma=gamma)
+            torch.testing.assert_close(found.unsqueeze(0), expected[0], **in_parts)
+            torch.testing.assert_close(torch.cat(slopes, -1)[0], expected[1], **in_parts)
+
+
+def test_focal_loss_is_what_others_call_so():
+    x, y = normal(6, 5), labels((6,))
+    torch.testing.assert_close(sm.focal_loss(x, y, gamma=0.0), sm.cross_entropy(x, y))
+    cost = F.cross_entropy(x, y, reduction="none")
+    torch.testing.assert_close(sm.focal_loss(x, y), ((1 - (-cost).exp()) ** 2 * cost).mean())
+    alpha, z, of_two = torch.tensor([0.75, 0.25], dtype=torch.float64), normal(6), y % 2
+    p = z.sigmoid()  # torchvision's sigmoid_focal_loss, whose alpha is that of class 1
+    at = torch.where(of_two == 1, p, 1 - p)
+    sigmoid = (
+        torch.where(of_two == 1, 0.25, 0.75)
+        * (1 - at) ** 2
+        * F.binary_cross_entropy_with_logits(z, of_two.double(), reduction="none")
+    )
+    torch.testing.assert_close(sm.focal_loss(torch.stack((0 * z, z), -1), of_two, alpha, reduction="none"), sigmoid)
+    y, p = soft((6, 5), seed=1), x.softmax(-1)  # MONAI's FocalLoss(use_softmax=True), a term of each class
+    torch.testing.assert_close(sm.focal_loss(x, y, reduction="none"), ((1 - p) ** 2 * -p.log() * y).sum(-1))
+    gamma = torch.tensor([[0.3], [1.0], [2.0], [3.0], [0.0], [5.0]], dtype=torch.float64)
+    for target in (labels((6,)), y):
+        rows = [sm.focal_loss(x[i], target[i], gamma=float(g)) for i, g in enumerate(gamma)]
+        torch.testing.assert_close(sm.focal_loss(x, target, gamma=gamma, reduction="none"), torch.stack(rows))
+        learnt = (x.clone().requires_grad_(), (gamma + 0.1).requires_grad_())
+        assert gradcheck(lambda x, g, target=target: sm.focal_loss(x, target, gamma=g), learnt, check_forward_ad=True)
+    with pytest.raises(ValueError, match=r"focal_loss: gamma must be at least 0 and finite, got -1\.0"):
+        sm.focal_loss(x, y, gamma=-1)
 
 
 def test_modules_mirror_functions(loss: LossCase):

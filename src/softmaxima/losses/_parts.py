@@ -224,8 +224,11 @@ class LossInParts:
 
     def of_p(self, part: Part, target: Tensor, weight: Tensor | None, state: State) -> tuple[Tensor, Tensor]:
         """(the loss of a part [..., 1], its slopes by p), for a loss of p: the gradient is what `rows.pull` makes of them."""
-        s = self.shares(part, target, weight)
-        value, slope = self.form.of_p(self.rows.wide(self.part(part, target), state), self.n, **self.options)  # type: ignore[misc]
+        s, seen = self.shares(part, target, weight), self.part(part, target)
+        p = self.rows.wide(seen, state)
+        if self.form.of_log:  # beside a largest score of +∞ a finite one costs V − x
+            p = p.masked_fill((state[0] == math.inf) & (seen.x < math.inf), -math.inf)
+        value, slope = self.form.of_p(p, self.n, **self.options)  # type: ignore[misc]
         times = _times if target.is_floating_point() else _counted  # a label that does not count leaves out its row
         return times(s, value).sum(-1, keepdim=True), _counted(s, slope)
 
