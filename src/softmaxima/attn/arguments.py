@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, check_device, check_value
 from softmaxima.core.contract import Map, find_map
-from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number
+from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number, is_finite
 from softmaxima.core.tracing import is_concrete, sizes
 
 
@@ -179,7 +179,7 @@ def check_kinds(name: str, **given: Any) -> None:
 def _check_scale(name: str, scale: Any, size: int) -> float:
     if scale is None:
         return 1 / math.sqrt(max(size, 1))
-    return check_number(name, "scale", scale, math.isfinite, "a finite number")
+    return check_number(name, "scale", scale, is_finite, "a finite number")
 
 
 def _with_sink(name: str, map: Map, sink: Any, params: Mapping[str, Any]) -> tuple[Map, Any, Mapping[str, Any]]:

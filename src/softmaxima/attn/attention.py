@@ -12,6 +12,7 @@ from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.public import public
+from softmaxima.core.tracing import is_exporting_to_onnx
 
 NAME = "attention"
 
@@ -122,7 +123,7 @@ def attend(
     """(o and p in the dtype of `value` as it was given, LSE; the last two where they are wanted)."""
     if wants_lse:
         request.check_lse()
-    if wants_weights:
+    if wants_weights or is_exporting_to_onnx():
         output, p = naive.attend(request)
         mass = naive.log_mass(request) if wants_lse else None
     else:
@@ -130,5 +131,4 @@ def attend(
         p = None
     if isinstance(value, Tensor):
         output = output.to(value.dtype)  # under autocast half precision came as float32
-    p = None if p is None else p.to(output.dtype)
-    return output, mass if wants_lse else None, p
+    return output, mass if wants_lse else None, p.to(output.dtype) if p is not None and wants_weights else None

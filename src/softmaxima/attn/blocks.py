@@ -14,14 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from softmaxima.attn import naive
 from softmaxima.attn.arguments import Request
-from softmaxima.core.tracing import may_differentiate, transforming
+from softmaxima.core.tracing import is_keeping, may_differentiate, transforming
 
 HELD = 1 << 23  # scores that are held at once, at least those of one query of every matrix
 
 
 def attend(request: Request, wants_lse: bool) -> tuple[Tensor, Tensor | None]:
     """(Σ p v, the logarithm of the divisor where it is wanted)."""
-    parts = [request] if transforming() else list(_blocks(request))
+    parts = [request] if transforming() or is_keeping() else list(_blocks(request))
     learns = may_differentiate((request.query, request.key, request.value, *_beside(request)))
     again = learns and len(parts) > 1
     found = [checkpoint(_attend, part, wants_lse, use_reentrant=False) if again else _attend(part, wants_lse) for part in parts]

@@ -14,7 +14,7 @@ from softmaxima.attn.arguments import Request, Visible
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.jacobian import product
 from softmaxima.core.recorded import decode, encode, find_keyed
-from softmaxima.core.tracing import is_recorded, may_differentiate, operation, transforming
+from softmaxima.core.tracing import is_keeping, is_recorded, may_differentiate, operation, transforming
 from softmaxima.kernels.attention import Options
 from softmaxima.kernels.devices import attention, largest_head
 from softmaxima.lse.logaddexp import logaddexp
@@ -35,7 +35,7 @@ def fits(request: Request) -> bool:
         return False
     if encode(request.map, request.temperature, list(request.params.values())) is None:
         return False
-    if not torch.is_grad_enabled():
+    if not (torch.is_grad_enabled() or is_keeping()):
         return True
     learns = (request.bias, request.sink, *(value for value in request.params.values() if value is not request.level))
     beside = request.temperature if request.bias is not None or request.sink is not None else None

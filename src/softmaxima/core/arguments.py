@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 
 from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_number, described
-from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.core.tracing import is_concrete, is_symbol, of_symbol, sizes
 
 Array = TypeVar("Array", Tensor, np.ndarray)
 DType = torch.dtype | npt.DTypeLike  # None for that of the scores
@@ -185,7 +185,8 @@ def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], d
     if learns:
         value = said(name, what, value)
     if type(value) is float or (not isinstance(value, Tensor) and as_number(value) is not None):
-        return check_number(name, what, value, valid, domain)
+        number = check_number(name, what, value, valid, domain)
+        return of_symbol(number) if is_symbol(number) else number
     if not isinstance(value, (Tensor, np.ndarray)):
         raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'a number or a tensor')}")
     tensor = as_tensor(name, what, value)

@@ -77,6 +77,11 @@ def check_number(name: str, what: str, value: Any, valid: Callable[[float], Any]
     return number
 
 
+def is_finite(number: Any) -> Any:
+    """Whether it is a finite number, as `math.isfinite` says, which compilers do not ask of their symbols."""
+    return -math.inf < number < math.inf
+
+
 def check_positive(name: str, what: str, value: Any) -> float:
     """A positive finite number."""
     return check_number(name, what, value, lambda number: 0 < number < math.inf, "a positive finite number")

@@ -19,7 +19,7 @@ from torch._C._functorch import (  # pyright: ignore[reportMissingModuleSource, 
     is_legacy_batchedtensor,
 )
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -29,10 +29,31 @@ def is_recording() -> bool:
     return is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
 
 
+def is_keeping() -> bool:
+    """Whether what is recorded will run at other sizes and with gradients on and off, as torch.compile, which guards, does not."""
+    return is_exporting() or (is_recording() and not is_compiling())
+
+
 def constant_when_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.compiler.assume_constant_result`, without its import of the whole compiler, 1.5 s."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+class cached:  # noqa: N801 - a decorator
+    """`functools.cached_property` without the lock of Python 3.11, which compilers do not enter."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function, self.__doc__ = function, function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = instance.__dict__[self.name] = self.function(instance)  # which hides this
+        return value
 
 
 def is_recorded(x: Tensor) -> bool:
@@ -55,6 +76,20 @@ def sizes(x: Tensor) -> tuple[int, ...]:
         return tuple(x.shape)
     finally:
         torch._C._set_tracing_state(state)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_symbol(number: Any) -> bool:
+    """Whether a compiler has a symbol for the number, so that its graph is of more values than the one now."""
+    if not is_compiling() or type(number) not in (int, float):
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return not has_static_value(number)
+
+
+def of_symbol(number: float) -> Tensor:
+    """A tensor of what `is_symbol`: an operation has no other argument that a graph may vary."""
+    return torch.scalar_tensor(number, dtype=torch.float64)
 
 
 def is_traced(x: Tensor) -> bool:

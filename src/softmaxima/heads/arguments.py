@@ -26,6 +26,11 @@ def check_hidden(name: str, hidden: Any, features: int | None = None) -> Tensor:
     return states
 
 
+def as_rows_of(x: Tensor) -> Tensor:
+    """[..., n] as [rows, n], of as many rows as there are where a graph that was traced runs."""
+    return x.flatten(0, -2) if x.ndim > 1 else x.unsqueeze(0)
+
+
 def check_weight(name: str, weight: Any, hidden: Tensor) -> Tensor:
     """The weight of a linear layer, [classes, features] as torch.nn.Linear has it, of the dtype and on the device of hidden."""
     layer = check_device(name, "weight", as_scores(name, weight, "weight"), hidden)

@@ -18,7 +18,7 @@ from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_int
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import check_hidden, check_targets, check_weight
+from softmaxima.heads.arguments import as_rows_of, check_hidden, check_targets, check_weight
 from softmaxima.losses._classification import REDUCTIONS, Batch, check_class_weight
 
 
@@ -187,7 +187,7 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         name = type(self).__name__
         given = check_values(name, "hidden", check_hidden(name, hidden, self.in_features))
         check_weight(name, self._first_weight, given)
-        states = given.reshape(math.prod(sizes(given)[:-1]), self.in_features).to(COMPUTE_DTYPE[given.dtype])
+        states = as_rows_of(given).to(COMPUTE_DTYPE[given.dtype])
         return self._over_temperature(states), given
 
     def _over_temperature(self, x: Any) -> Any:

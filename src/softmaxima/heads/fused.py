@@ -95,7 +95,8 @@ class Given(NamedTuple):
     """A request as the operations have it: each field is an argument of both, of a type that torch has in a schema."""
 
     loss: str
-    options: str  # a dict in Python, … in the place of each tensor
+    options: str  # those that are no tensors, a dict in Python
+    names: str  # of those that are
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
@@ -120,7 +121,8 @@ class Given(NamedTuple):
         batch, tau = request.batch, request.tau
         return cls(
             loss=request.loss.name,
-            options=repr({name: ... if isinstance(value, Tensor) else value for name, value in request.options.items()}),
+            options=repr({name: value for name, value in request.options.items() if not isinstance(value, Tensor)}),
+            names=" ".join([name for name, value in request.options.items() if isinstance(value, Tensor)]),
             hidden=request.hidden,
             weight=request.weight,
             bias=request.bias,
@@ -145,7 +147,7 @@ class Given(NamedTuple):
         """The request that it was."""
         dtype = COMPUTE_DTYPE[self.hidden.dtype]
         rows = self.hidden.new_zeros((), dtype=dtype).expand(len(self.hidden), len(self.weight) // self.centres)
-        soft, rest = self.target.is_floating_point(), iter(self.tensors)
+        soft = self.target.is_floating_point()
         ignored = None if soft or not bool((self.target < 0).any()) else self.target < 0
         batch = Batch(
             name="linear_loss",
@@ -159,10 +161,9 @@ class Given(NamedTuple):
             given=rows,
             dtype=dtype,
         )
-        options = ast.literal_eval(self.options)
         return Request(
             loss=REGISTRY[self.loss],
-            options={name: next(rest) if value is ... else value for name, value in options.items()},
+            options=ast.literal_eval(self.options) | dict(zip(self.names.split(), self.tensors, strict=True)),
             batch=batch,
             hidden=self.hidden,
             weight=self.weight,

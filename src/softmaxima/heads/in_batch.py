@@ -20,7 +20,8 @@ from softmaxima.core.cosines import unrounded
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_flag
 from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete, may_differentiate, sizes, transforming
+from softmaxima.core.tracing import is_concrete, is_keeping, may_differentiate, sizes, transforming
+from softmaxima.heads.arguments import as_rows_of
 from softmaxima.heads.corrections import CORRECTIONS, check_log_q, check_removal, target_correction
 from softmaxima.heads.labelled import HELD, slices
 from softmaxima.losses._classification import REDUCTIONS
@@ -37,10 +38,10 @@ class Pairs:
 
     def losses(self, scores: Tensor, some: slice) -> Tensor:
         """[rows] of the scores [rows, n] of some of the queries, in float32 or float64."""
-        n = sizes(scores)[1]
+        n = scores.shape[1]
         place = torch.arange(n, device=scores.device)
         own = place[some, None] == place
-        left = scores.new_full((sizes(scores)[0],), n - 1)
+        left = scores.new_zeros(scores.shape[0]) + (n - 1)
         if self.ids is not None:
             hits = (self.ids[some, None] == self.ids) & ~own
             left = left - hits.sum(-1)
@@ -147,10 +148,9 @@ def corrected_loss(batch: Batch, log_q: Any, correction: str, remove_hits: bool,
         check_log_q(name, "log_q", "item", known, torch.arange(known.numel()) if ids is None else ids)
         _check_others(name, known, ids)
     pairs = Pairs(ids if remove_hits else None, known, correction)
-    *shape, features = sizes(q)
-    vectors, wide = (math.prod(shape), features), COMPUTE_DTYPE[q.dtype]
+    shape, wide = q.shape[:-1], COMPUTE_DTYPE[q.dtype]
     with unrounded(q):
-        rows, columns = q.reshape(vectors).to(wide) / batch.tau, v.reshape(vectors).to(wide)
+        rows, columns = as_rows_of(q).to(wide) / batch.tau, as_rows_of(v).to(wide)
         values = _losses(pairs, rows, columns, symmetric)
         if reduction != "none":
             values = values.sum() if reduction == "sum" else values.mean()
@@ -160,7 +160,7 @@ def corrected_loss(batch: Batch, log_q: Any, correction: str, remove_hits: bool,
 def _losses(pairs: Pairs, queries: Tensor, items: Tensor, symmetric: bool) -> Tensor:
     """[n]."""
     n = sizes(queries)[0]
-    parts = slices(n, max(1, HELD // (queries.element_size() * max(1, n))))
+    parts = [slice(None)] if is_keeping() else slices(n, max(1, HELD // (queries.element_size() * max(1, n))))
     back = Pairs(pairs.ids, None, "none")
     if len(parts) == 1:
         scores = queries @ items.T

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_tensor, check_per_row, like_input, scale_domain
 from softmaxima.core.numbers import check_choice, check_int
 from softmaxima.core.tracing import may_differentiate, sizes, transforming
-from softmaxima.heads.arguments import check_bias, check_hidden, check_targets, check_weight
+from softmaxima.heads.arguments import as_rows_of, check_bias, check_hidden, check_targets, check_weight
 from softmaxima.losses._classification import REDUCTIONS
 
 HELD = 2**26  # bytes of an array that can be made in parts
@@ -49,12 +49,14 @@ class Rows:
     def scores_of(self, shared: Tensor, own: Tensor, sparse: bool) -> tuple[Tensor, Tensor]:
         """([rows, m] of the classes `shared` [m], [rows] of each row's `own`); sparse: with a sparse gradient by the layer."""
         few, both, sparse = self._distinct(torch.cat((own, shared)), sparse)  # one gradient by the layer
-        rows = sizes(own)[0]
-        of_own, of_shared = looked_up(few.weight, both, sparse).tensor_split((rows,))
+        rows = own.shape[0]
+        found = looked_up(few.weight, both, sparse)
+        of_own, of_shared = found[:rows], found[rows:]
         one, many = (self.hidden * of_own).sum(-1), self.hidden @ of_shared.T
         if few.bias is None:
             return many, one
-        of_own, of_shared = looked_up(few.bias, both, sparse).tensor_split((rows,))
+        found = looked_up(few.bias, both, sparse)
+        of_own, of_shared = found[:rows], found[rows:]
         return many + of_shared / self.tau, one + (of_own.unsqueeze(-1) / self.tau).squeeze(-1)
 
     def scores_each(self, classes: Tensor, sparse: bool) -> Tensor:
@@ -153,11 +155,11 @@ def as_rows(name: str, hidden: Any, weight: Any, bias: Any, temperature: Any) ->
     # As they are: under autocast the checks widen them, and torch has no sparse gradient through that.
     layer, column = as_tensor(name, "weight", weight), None if bias is None else as_tensor(name, "bias", bias)
     tau = check_per_row(name, "temperature", temperature, states, states.ndim - 1, *scale_domain(states.dtype))
-    *shape, features = sizes(states)
+    shape = states.shape[:-1]
     wide = COMPUTE_DTYPE[states.dtype]
     if isinstance(tau, Tensor):
         tau = tau.to(wide).expand(*shape, 1).reshape(-1, 1)
-    rows = states.reshape(math.prod(shape), features).to(wide)
+    rows = as_rows_of(states).to(wide)
     return Rows(rows if isinstance(tau, float) and tau == 1 else rows / tau, layer, column, tau, tuple(shape), states.dtype, hidden)
 
 

@@ -29,8 +29,8 @@ from softmaxima.core.numbers import (
     described,
 )
 from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete, sizes
-from softmaxima.heads.arguments import check_bias, check_hidden, check_options, check_place, check_weight
+from softmaxima.core.tracing import is_concrete, is_symbol, of_symbol, sizes
+from softmaxima.heads.arguments import as_rows_of, check_bias, check_hidden, check_options, check_place, check_weight
 from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate
 from softmaxima.heads.labelled import as_rows
@@ -169,7 +169,7 @@ def ask(
 ) -> Any:
     """The loss of checked tensors, in a dtype and of the kind that is given; `more` is what `as_request` takes."""
     request = as_request(name, loss, hidden, weight, target, reduction=reduction, **more)
-    batch, shape = request.batch, sizes(hidden)[:-1]
+    batch, shape = request.batch, hidden.shape[:-1]
     if request.is_of_rows:  # whose backward pass reads them again
         kept = {
             key: None if x is None else x.clone() for key, x in (("labels", batch.labels), ("class_weight", batch.class_weight))
@@ -206,9 +206,9 @@ def as_request(
 ) -> Request:
     """What is asked for, checked; `shared` where others have classes too, which labels count."""
     found, options = loss
-    shape, (vectors, features) = sizes(hidden)[:-1], sizes(weight)
-    classes, rows = vectors // centres, hidden.reshape(math.prod(shape), features)
-    scores = rows.new_zeros((), dtype=COMPUTE_DTYPE[rows.dtype]).expand(sizes(rows)[0], classes)
+    vectors = sizes(weight)[0]
+    classes, rows = vectors // centres, as_rows_of(hidden)
+    scores = rows.new_zeros((), dtype=COMPUTE_DTYPE[rows.dtype]).expand(rows.shape[0], classes)
     flat = _flat_target(name, target, hidden, classes)
     rows_at_once, classes_at_once = _check_chunk(name, chunk)
     if class_weight is not None:
@@ -233,7 +233,8 @@ def as_request(
     )
     if not shared:
         _check(name, request)
-    return request
+    symbols = {key: _one_a_row(name, key, of_symbol(value), hidden) for key, value in options.items() if is_symbol(value)}
+    return replace(request, options=request.options | symbols)
 
 
 def _flat_target(name: str, target: Any, hidden: Tensor, classes: int) -> Tensor:
@@ -241,13 +242,13 @@ def _flat_target(name: str, target: Any, hidden: Tensor, classes: int) -> Tensor
     given = check_device(name, "target", as_tensor(name, "target", target), hidden)
     shape, got = sizes(hidden)[:-1], sizes(given)
     if given.is_floating_point() and got == (*shape, classes):
-        return given.reshape(math.prod(shape), classes)
+        return as_rows_of(given)
     if given.is_floating_point() or given.dtype == torch.bool or given.is_complex() or got != shape:
         raise ValueError(
             f"{name}: target must hold class indices of shape {shape}, or probabilities of shape {(*shape, classes)}; got "
             f"{given.dtype} of shape {got}"
         )
-    return given.reshape(math.prod(shape))
+    return given.flatten()
 
 
 def _one_a_row(name: str, what: str, value: Any, hidden: Tensor) -> Any:

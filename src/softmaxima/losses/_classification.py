@@ -219,7 +219,8 @@ class Batch:
 
     def normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
-            return math.prod(sizes(self.rows)[:-1]) or math.nan
+            rows = math.prod(self.rows.shape[:-1])
+            return rows.double() if isinstance(rows, Tensor) else rows or math.nan  # a tensor where it is traced
         weights = (
             self.class_weight[self.labels]
             if self.class_weight is not None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.numbers import check_number, check_positive
+from softmaxima.core.numbers import check_number, check_positive, is_finite
 from softmaxima.core.public import public
 from softmaxima.core.temperature import anchored
 from softmaxima.lse._scores import scores_last
@@ -87,12 +87,12 @@ def _gate(name: str, between: Any, around: Any, width: Any) -> Callable[[Tensor]
         raise ValueError(f"{name}: give exactly one of between and around, got between={between} and around={around}")
     if between is None:
         width = check_positive(name, "width", width)
-        theta = check_number(name, "around", around, math.isfinite, "a finite number")
+        theta = check_number(name, "around", around, is_finite, "a finite number")
         return lambda entropy: torch.sigmoid((theta - entropy) / width)
     numbers = tuple(between) if isinstance(between, (tuple, list)) else ()
     if len(numbers) != 2:
         raise ValueError(f"{name}: between must be two numbers (θ₁, θ₂), got {between!r}")
-    low, high = (check_number(name, what, v, math.isfinite, "a finite number") for what, v in zip(ENDS, numbers, strict=True))
+    low, high = (check_number(name, what, v, is_finite, "a finite number") for what, v in zip(ENDS, numbers, strict=True))
     if not 0 <= low < high:
         raise ValueError(f"{name}: between must be (θ₁, θ₂) with 0 ≤ θ₁ < θ₂, in nats, got {between!r}")
     return lambda entropy: ((high - entropy) / (high - low)).clamp(0.0, 1.0)

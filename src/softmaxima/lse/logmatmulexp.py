@@ -103,7 +103,7 @@ def _matrices(x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 def _by_terms(x: Tensor, y: Tensor) -> Tensor:
     """The definition."""
-    return _of_terms(x.unsqueeze(-2), y.mT.unsqueeze(-3))
+    return _of_terms(x.unsqueeze(-2), y.transpose(-2, -1).unsqueeze(-3))
 
 
 def _of_terms(x: Tensor, y: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.core.tracing import is_concrete, is_keeping, sizes
 
 LOWEST = -40.0  # of log e^L
 LEAST = 1e-17  # of 1 − e^L
@@ -70,6 +70,8 @@ def at_nodes(at: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, u: Tensor
 
 def in_blocks(z: Tensor, u: Tensor) -> list[slice]:
     """Nodes of which there is room for as many times n numbers at once."""
+    if is_keeping():
+        return [slice(None)]
     size = max(1, BLOCK // max(1, math.prod(sizes(u))))
     return [slice(i, i + size) for i in range(0, sizes(z)[0], size)]
 

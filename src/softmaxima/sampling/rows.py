@@ -36,7 +36,7 @@ class Rows:
 
     def uniform(self, generator: Randomness, *more: int) -> Tensor:
         """A number for each score of each draw."""
-        return uniform(self.name, (*more, *self.draws, *sizes(self.x)), self.x.device, generator)
+        return uniform(self.name, (*more, *self.draws, *self.x.shape), self.x.device, generator)
 
     @property
     def relative(self) -> Tensor:
@@ -53,7 +53,7 @@ class Rows:
 
     def expanded(self, v: Tensor) -> Tensor:
         """[..., k] for each draw [draws…, ..., k]."""
-        return v.expand(*self.draws, *sizes(self.x)[:-1], v.shape[-1])
+        return v.expand(*self.draws, *self.x.shape[:-1], v.shape[-1])
 
     def placed(self, v: Tensor) -> Tensor:
         """The last axis where the scores had theirs."""

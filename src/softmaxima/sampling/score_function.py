@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import broadcasts
-from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, described
+from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, described, is_finite
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
@@ -71,7 +71,7 @@ def check_baseline(name: str, baseline: Any, samples: int) -> float | Tensor | N
     if isinstance(baseline, Tensor):
         return baseline.detach().double()
     if as_number(baseline) is not None:
-        return check_number(name, "baseline", baseline, math.isfinite, f"{', '.join(BASELINES)}, a finite number or a tensor")
+        return check_number(name, "baseline", baseline, is_finite, f"{', '.join(BASELINES)}, a finite number or a tensor")
     if not isinstance(baseline, str):
         raise TypeError(f"{name}: baseline must be {', '.join(BASELINES)}, a number or a tensor, got {described(baseline, 'one')}")
     if check_choice(name, "baseline", baseline, BASELINES) == "none":

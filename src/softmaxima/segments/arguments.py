@@ -52,6 +52,8 @@ def value_of_segments(
     if not isinstance(tensor, Tensor):
         return tensor
     tensor = check_device(name, what, tensor, x)
+    if tensor.ndim == 0:
+        return tensor[(None,) * x.ndim]
     shape = tuple(segments.count if a == axis else size for a, size in enumerate(x.shape))
     if not broadcasts(tensor, shape):
         raise ValueError(

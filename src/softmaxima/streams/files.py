@@ -22,6 +22,7 @@ from softmaxima.core.numbers import (
     check_one_temperature,
     check_positive,
     described,
+    is_finite,
 )
 from softmaxima.core.places import STANDARD_INPUT, Place, found
 from softmaxima.core.public import public
@@ -217,7 +218,7 @@ class Request:
         quantised = None
         if scale is not None or as_number(zero_point) != 0.0:
             scale = 1.0 if scale is None else check_positive(name, "scale", scale)
-            quantised = scale, check_number(name, "zero_point", zero_point, math.isfinite, "a finite number")
+            quantised = scale, check_number(name, "zero_point", zero_point, is_finite, "a finite number")
         return Request(column, dtype, tau, check_flag(name, "effective_size", effective_size), quantised)
 
     def nothing(self) -> LogSumExpState:

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_floating, check_scores, rows_last
 from softmaxima.core.fused import is_readable
-from softmaxima.core.tracing import is_eager
+from softmaxima.core.tracing import cached, is_eager
 from softmaxima.kernels import native
 
 UNIT = 2.0**-53
@@ -110,12 +109,12 @@ class GapsOfRows:
         """Whether the native library reads these rows."""
         return is_readable(self.scores, self.tau) and self.scores.numel() > 0
 
-    @cached_property
+    @cached
     def wide(self) -> Tensor:
         """The scores in float64."""
         return self.scores.double()
 
-    @cached_property
+    @cached
     def highest(self) -> Tensor:
         """M [..., 1], not divided by τ."""
         return most(self.scores).double()
@@ -128,7 +127,7 @@ class GapsOfRows:
     def rounding(self) -> Tensor | float:
         return quotient_error(self.highest, self.tau)
 
-    @cached_property
+    @cached
     def _count(self) -> Tensor:
         return _how_many(self.scores > -math.inf)
 
@@ -141,12 +140,12 @@ class GapsOfRows:
         """Where scores equal M."""
         return self.scores == self.highest.to(self.dtype)
 
-    @cached_property
+    @cached
     def each(self) -> Tensor:
         """The gaps [..., n], +∞ where left out, and where they are beyond float64."""
         return gaps_between(self.highest, self.wide, self.tau)
 
-    @cached_property
+    @cached
     def _ties(self) -> Tensor:
         return (_how_many(self.is_highest) - 1).clamp_min(0)
 

@@ -27,7 +27,15 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import like_input
-from softmaxima.core.numbers import check_choice, check_confidence, check_count, check_number, check_one_temperature, check_positive
+from softmaxima.core.numbers import (
+    check_choice,
+    check_confidence,
+    check_count,
+    check_number,
+    check_one_temperature,
+    check_positive,
+    is_finite,
+)
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_numpy_generator
 from softmaxima.lse.bounds._gaps import quotient
@@ -173,7 +181,7 @@ def estimate(
     confidence = check_confidence(name, confidence)
     check_choice(name, "method", method, ("auto", *METHODS_OF_INDEX))
     if maximum is not None:
-        maximum = check_number(name, "maximum", maximum, math.isfinite, "a finite number that no score exceeds, or None")
+        maximum = check_number(name, "maximum", maximum, is_finite, "a finite number that no score exceeds, or None")
     budget = None if budget is None else check_count(name, "budget", budget, 100)
     k = None if k is None else check_count(name, "k", k)
     strata = check_count(name, "strata", strata)

@@ -1,0 +1,216 @@
+"""Every public function and module before torch.compile, torch.export, torch.jit.trace and the exporters to ONNX."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_arguments import EXAMPLES, INSTEAD, arguments, functions, kinds, signature
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._pytree import tree_leaves
+
+import softmaxima as sm
+from conftest import normal
+from softmaxima.maps import REGISTRY as MAPS
+
+Call = tuple[Callable[..., Any], dict[str, Any], dict[str, float]]  # the function, what it is given, and the numbers that vary
+
+# Functions that no graph holds.
+READS_VALUES = {"bounds", "calibrate_scaling", "calibrate_temperature", "reliability"}
+BY_NUMPY = {"estimate", "scipy_logsumexp", "streaming_logsumexp"}
+BY_GRADIENTS = {"rebar", "relax"}  # that they take inside, which compilers leave out of a graph
+RANDOM = {
+    *(name for name in vars(sm)["_ROOMS"]["sampling"].split() if name[0].islower() and "score" not in name),
+    "median_of_means_logsumexp",
+}
+
+
+def calls() -> Iterator[tuple[str, Call]]:
+    for name, function in functions():
+        if not inspect.isfunction(function) or function.__name__ != name:
+            continue
+        given = arguments(name, function, "")
+        if "generator" in given:
+            given["generator"] = None
+        if "num_segments" in signature(name, function).parameters:
+            given["num_segments"] = 2
+        numbers = {key: value for key, value in given.items() if isinstance(value, float)}
+        for parameter in signature(name, function).parameters.values():
+            number, whole, _ = kinds(parameter.annotation)
+            value = EXAMPLES.get(parameter.name) if parameter.default is None else parameter.default
+            if number and not whole and isinstance(value, float):
+                numbers[parameter.name] = value
+                given.pop(INSTEAD.get(parameter.name, ""), None)
+        yield name, (function, {key: value for key, value in given.items() if key not in numbers}, numbers)
+    q, hidden, weight, labels = normal(2, 2, 3, 4), normal(2, 4), normal(5, 4, seed=1), torch.tensor([0, 3])
+    for map in MAPS.values():
+        numbers = {parameter.name: parameter.default for parameter in map.params if parameter.kind is float}
+        if numbers and not map.properties.logarithmic:
+            given = {"query": q, "key": q, "value": q, "map": map.name}
+            yield f"attention by {map.name}", (sm.attention, given, numbers)
+            yield (
+                f"segment_map of {map.name}",
+                (sm.segment_map, {"map": map.name, "x": q, "index": torch.tensor([0, 0, 1, 1])}, numbers),
+            )
+    of_layer = lambda alpha, **given: sm.linear_loss(**given, loss=("entmax", alpha))
+    yield "linear_loss of entmax", (of_layer, {"hidden": hidden, "weight": weight, "target": labels}, {"alpha": 1.5})
+
+
+CALLS = dict(calls())
+# What each recorder is tried with in every run; an exhaustive one tries all.
+DOORS = {
+    *("softmax", "logsumexp", "cross_entropy", "attention", "attention by entmax", "attention by perturb_max", "linear_attention"),
+    *("linear_loss of entmax", "segment_softmax", "adaptive_logsumexp", "basic_bounds"),
+}
+
+
+def tried(names: Any, always: set[str]) -> list[Any]:
+    return [name if name in always else pytest.param(name, marks=pytest.mark.exhaustive) for name in names]
+
+
+def leaves(result: Any) -> list[Tensor]:
+    """The tensors of a result, those of its fields among them."""
+    own = lambda leaf: [leaf] if isinstance(leaf, Tensor) else leaves(vars(leaf)) if hasattr(leaf, "__dict__") else []
+    return [found for leaf in tree_leaves(result) for found in own(leaf)]
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo")
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["twice", "dynamic"])
+@pytest.mark.parametrize("name", tried((name for name in CALLS if name not in READS_VALUES | BY_NUMPY | BY_GRADIENTS), DOORS))
+def test_numbers_that_vary_break_no_graph(name: str, dynamic: bool | None):
+    torch._dynamo.reset()
+    function, given, numbers = CALLS[name]
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(lambda numbers: function(**given, **numbers), fullgraph=True, backend=counter, dynamic=dynamic)
+    for step in range(2):
+        now = {key: value * (1 - step / 64) if value else step / 64 for key, value in numbers.items()}
+        found, expected = leaves(compiled(now)), leaves(function(**given, **now))
+        if name in RANDOM or now.get("dropout_p"):
+            assert [tuple(x.shape) for x in found] == [tuple(x.shape) for x in expected]
+        else:
+            torch.testing.assert_close(found, expected)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "value"),
+    [
+        ("softmax", "temperature", 0.0),
+        ("attention by entmax", "alpha", 0.5),
+        pytest.param("linear_loss of entmax", "alpha", 0.5, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_number_that_varies_stays_in_its_domain(name: str, what: str, value: float):
+    torch._dynamo.reset()
+    function, given, _ = CALLS[name]
+    compiled = torch.compile(lambda number: function(**given, **{what: number}), backend="eager")
+    for number in (1.5, 1.25):
+        compiled(number)
+    with pytest.raises(ValueError, match=f"{what} must be .*, got {value}"):
+        compiled(value)
+
+
+@pytest.mark.parametrize("name", ["softmax", "attention", "linear_loss of entmax"])
+def test_one_graph_is_of_all_values_of_what_may_be_a_tensor(name: str):
+    torch._dynamo.reset()
+    function, given, _ = CALLS[name]
+    what = "alpha" if "entmax" in name else "temperature"
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(lambda number: function(**given, **{what: number}), fullgraph=True, backend=counter)
+    for number in (1.5, 1.25, 1.125, 1.0625):
+        torch.testing.assert_close(compiled(number), function(**given, **{what: number}))
+    assert counter.frame_count == 2
+
+
+# Modules ------------------------------------------------------------------------------------------------------------------------
+
+
+class Called(nn.Module):
+    """What is called of a module."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.call = module, call
+
+    def forward(self, x: Tensor) -> Any:
+        return self.call(self.module, x)
+
+
+def learnt(*value: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(value if len(value) > 1 else value[0]))
+
+
+class Attention(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.bias, self.options = learnt(0.1, 0.2, 0.3), options
+
+    def forward(self, q: Tensor) -> Tensor:
+        return sm.attention(q, q, q, bias=self.bias, **self.options)
+
+
+def modules() -> Iterator[tuple[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]]]:
+    """What makes a module, and what it is given, the batch first."""
+    x, labels, sequence = normal(2, 3, dtype=torch.float32), torch.tensor([0, 2]), normal(2, 3, 6, dtype=torch.float32)
+    for name, module in functions():
+        if inspect.isfunction(module) or issubclass(module, sm.Sampler) or name in ("MapModule", "MultiheadAttention"):
+            continue
+        make = lambda module=module, name=name: module(**arguments(name, module, "") | OPTIONS.get(name, {}))
+        given = [parameter.name for parameter in inspect.signature(module.forward).parameters.values()]
+        if name != "Relax" and given[1:2] in (["x"], ["scores"]):
+            yield name, (make, (x,))
+        elif "class_vectors" in inspect.signature(module.forward).parameters:
+            yield name, (make, (x.tanh(), labels))
+        elif given[1:3] in (["input", "target"], ["hidden", "target"], ["x", "target"]):
+            yield name, (make, (x, labels))
+        elif given[1:3] == ["queries", "items"]:
+            yield name, (make, (x, x))
+    for case, options in {
+        "": {},
+        " of a learnt α": {"map": "entmax", "alpha": learnt(1.5)},
+        " of a learnt sink": {"map": "sparsemax", "sink": learnt(0.5, 0.1)},
+        " with dropout": {"dropout": 0.5},
+        " of a learnt τ": {"temperature": learnt(1.5)},
+    }.items():
+        call = lambda module, x: module(x, x, x, need_weights=False)[0]
+        make = lambda options=options, call=call: Called(sm.MultiheadAttention(6, 2, batch_first=True, **options), call)
+        yield f"MultiheadAttention{case}", (make, (sequence,))
+    yield "CrossEntropyLoss of probabilities", (sm.CrossEntropyLoss, (x, x.softmax(-1)))
+    yield "attention of a learnt bias", (lambda: Attention(map="sparsemax"), (sequence,))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {}
+MODULES = dict(modules())
+RANDOM_MODULES = {"GumbelSoftmax", "NoiseContrastive", "SampledSoftmax", "MultiheadAttention with dropout"}
+NOT_A_GRAPH = {"AdaptiveSoftmax", "HierarchicalSoftmax"}  # whose steps depend on the labels
+EVERY_TIME = {name for name in MODULES if "ttention" in name} | {"Entmax", "EntmaxLoss", "LinearLoss"}
+
+
+def assert_of_every_batch(name: str, recorded: Any, module: nn.Module, given: tuple[Tensor, ...]) -> None:
+    for batch in (given, [torch.cat((x, x, x[:1])) for x in given]):
+        found, expected = leaves(recorded(*batch)), leaves(module(*batch))
+        if name in RANDOM_MODULES:
+            assert [tuple(x.shape) for x in found] == [tuple(x.shape) for x in expected]
+        else:
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", tried([name for name in MODULES if name not in NOT_A_GRAPH], EVERY_TIME))
+def test_a_module_is_exported_for_every_batch(name: str):
+    make, given = MODULES[name]
+    module, batch = make(), torch.export.Dim("batch", min=2)
+    exported = torch.export.export(module, given, dynamic_shapes=tuple({0: batch} for _ in given))
+    assert_of_every_batch(name, exported.module(), module, given)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes are compared, and these are of every batch
+@pytest.mark.parametrize("name", tried([name for name in MODULES if name not in NOT_A_GRAPH], EVERY_TIME))
+def test_a_module_is_traced_for_every_batch(name: str):
+    make, given = MODULES[name]
+    module = make()
+    traced = torch.jit.trace(module, given, check_trace=name not in RANDOM_MODULES)
+    assert_of_every_batch(name, traced, module, given)
