@@ -12,6 +12,7 @@ from softmaxima.core.arguments import Array, as_map_scores, as_scores, like_inpu
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.evaluation import linearise
 from softmaxima.core.jacobian import narrowed
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.maps import find_map
 
@@ -48,6 +49,7 @@ def jacobian(
     """
     found = find_map(map, "jacobian")
     scores = as_map_scores(found.name, x)
+    refuse_export("jacobian", "derivatives")
     with torch.no_grad():
         local, tau = linearise(found, scores, dim, temperature, where, params)
         matrix = local.matrix(tau)
@@ -73,6 +75,7 @@ def hessian_vector_product(loss: Callable[[Tensor], Tensor], x: Array, v: Array)
     tensor([ 0.2500, -0.2500])
     """
     name = "hessian_vector_product"
+    refuse_export(name, "derivatives")
     if not callable(loss):
         raise TypeError(f"{name}: loss must be a function of a tensor, got {type(loss).__name__}")
     point, direction = as_scores(name, x, "x"), as_scores(name, v, "v")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,6 +125,75 @@ def test_one_graph_is_of_all_values_of_what_may_be_a_tensor(name: str):
     for number in (1.5, 1.25, 1.125, 1.0625):
         torch.testing.assert_close(compiled(number), function(**given, **{what: number}))
     assert counter.frame_count == 2
+
+
+# ONNX ---------------------------------------------------------------------------------------------------------------------------
+
+INTERVALS = {name for name in CALLS if name.endswith("_bounds")} | {"robust_interval", "sparsified_logsumexp"}
+SEGMENTS = {name for name in CALLS if name.startswith("segment_")}
+NOT_IN_ONNX = {
+    **dict.fromkeys(INTERVALS, "an interval: cannot be exported to ONNX, which has no nextafter"),
+    **dict.fromkeys(SEGMENTS, "segments have no place in ONNX; pad them to rows"),
+    **dict.fromkeys(READS_VALUES, "cannot be exported to ONNX: .* must hold values while the graph is made"),
+    **dict.fromkeys(BY_GRADIENTS, "cannot be exported to ONNX, which has no gradients inside a graph; call it in torch.no_grad"),
+    **dict.fromkeys(("jacobian", "hessian_vector_product"), "cannot be exported to ONNX, which has no derivatives"),
+    "entropy_temperature": "cannot be exported to ONNX, which has no solver",
+    "matrix_logsumexp": "cannot be exported to ONNX, which has no eigenvalues",
+    "median_of_means_logsumexp": "cannot be exported to ONNX, which has no random order",
+    "perturbed_argmax": "cannot be exported to ONNX, which has no quantiles of the normal distribution",
+}
+IN_ONNX = [name for name in CALLS if name not in BY_NUMPY | {"in_parts"}]
+BY_TRACE = {"attention", "attention by entmax", "logmatmulexp", "perturb_max", "linear_loss of entmax", "bounds", "adaptive_bounds"}
+
+
+class Exported(nn.Module):
+    """A function of tensors alone, with what else it is given."""
+
+    def __init__(self, function: Callable[..., Any], names: list[str], others: dict[str, Any]) -> None:
+        super().__init__()
+        self.function, self.names, self.others = function, names, others
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(leaves(self.function(**self.others, **dict(zip(self.names, tensors, strict=True)))))
+
+
+def to_onnx(module: Exported, given: tuple[Tensor, ...], dynamo: bool) -> bytes:
+    file, options = io.BytesIO(), {"input_names": module.names, "opset_version": 18}
+    if not dynamo:
+        torch.onnx.export(module, given, file, dynamo=False, **options)
+        return file.getvalue()
+    program = torch.onnx.export(module, given, dynamo=True, verbose=False, **options)
+    return program.model_proto.SerializeToString()
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporters warn of themselves
+@pytest.mark.parametrize(
+    ("name", "dynamo"),
+    [
+        *(pytest.param(name, False, marks=[] if name in BY_TRACE else pytest.mark.exhaustive) for name in IN_ONNX),
+        *(pytest.param(name, True, marks=[] if name == "attention" else pytest.mark.exhaustive) for name in IN_ONNX),
+    ],
+)
+def test_onnx_has_a_function_or_a_sentence_says_why_not(name: str, dynamo: bool):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    function, given, numbers = CALLS[name]
+    single = lambda x: x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x
+    tensors = {key: single(value) for key, value in given.items() if isinstance(value, Tensor)}
+    others = {key: value for key, value in (given | numbers).items() if key not in tensors}
+    module = Exported(function, list(tensors), others)
+    if name in NOT_IN_ONNX:
+        with pytest.raises(Exception, match=NOT_IN_ONNX[name]):
+            to_onnx(module, tuple(tensors.values()), dynamo)
+        return
+    model = to_onnx(module, tuple(tensors.values()), dynamo)
+    assert {node.domain for node in onnx.load_from_string(model).graph.node} <= {""}  # standard operators
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    read = {one.name for one in session.get_inputs()}
+    found = session.run(None, {key: value.numpy() for key, value in tensors.items() if key in read})
+    for x, expected in zip(found, module(*tensors.values()), strict=True):
+        assert x.shape == tuple(expected.shape)
+        if name not in RANDOM:
+            torch.testing.assert_close(torch.as_tensor(x), expected.detach(), atol=2e-6, rtol=2e-6, equal_nan=True)
 
 
 # Modules ------------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 
 from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_number, described
-from softmaxima.core.tracing import is_concrete, is_symbol, of_symbol, sizes
+from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, is_symbol, of_symbol, sizes
 
 Array = TypeVar("Array", Tensor, np.ndarray)
 DType = torch.dtype | npt.DTypeLike  # None for that of the scores
@@ -283,6 +283,8 @@ def check_device(name: str, what: str, tensor: Tensor, x: Tensor) -> Tensor:
 
 def check_values(name: str, what: str, x: Tensor) -> Tensor:
     """What is read before the shapes of a result are known."""
+    if is_exporting_to_onnx():
+        raise NotImplementedError(f"{name}: cannot be exported to ONNX: {what} must hold values while the graph is made")
     if x.is_meta:
         raise ValueError(f"{name}: {what} must hold values, got a meta tensor, which has a shape alone; give one with memory")
     return x
@@ -313,7 +315,12 @@ def rows_last(name: str, x: Tensor, dim: Any, temperature: Any, where: Any) -> t
 
 def moved_last(value: Any, dim: int) -> Any:
     """A tensor with the axis `dim` last; anything else, and a tensor of which it is, as it came."""
-    return value.movedim(dim, -1) if isinstance(value, Tensor) and dim != value.ndim - 1 else value
+    return value.movedim(dim, value.ndim - 1) if isinstance(value, Tensor) and dim != value.ndim - 1 else value
+
+
+def moved_back(value: Tensor, dim: int) -> Tensor:
+    """A tensor with its last axis where `dim` ≥ 0 was; an exporter to ONNX keeps a negative axis as it is."""
+    return value.movedim(value.ndim - 1, dim) if dim != value.ndim - 1 else value
 
 
 def merged_last(value: Any, dims: tuple[int, ...]) -> Any:

@@ -18,6 +18,7 @@ from softmaxima.core.arguments import (
     check_where,
     like_input,
     merged_last,
+    moved_back,
 )
 from softmaxima.core.autograd import apply, apply_plain
 from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
@@ -53,10 +54,10 @@ def evaluate(
     dims, arguments = _rows_last(map, scores, dim, temperature, where, map.complete(params))
     p = apply(map, *arguments)
     if len(dims) > 1:
-        shape = sizes(scores)
-        p = p.reshape(*sizes(p)[:-1], *(shape[d] for d in dims)).movedim(tuple(range(-len(dims), 0)), dims)
-    elif dims[0] != p.ndim - 1:
-        p = p.movedim(p.ndim - 1, dims[0])  # an exporter to ONNX keeps a negative axis as it is
+        p = p.reshape(*p.shape[:-1], *(scores.shape[d] for d in dims))
+        p = p.movedim(tuple(range(p.ndim - len(dims), p.ndim)), dims)  # an exporter to ONNX keeps a negative axis as it is
+    else:
+        p = moved_back(p, dims[0])
     return like_input(p if scores.ndim else p.reshape(()), given)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, check_per_row, like_input, moved_last, rows_last
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, check_per_row, like_input, moved_back, moved_last, rows_last
 from softmaxima.core.numbers import as_number, check_flag
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
@@ -64,7 +64,7 @@ def quantized_logsumexp(
     """
     keepdim = check_flag("quantized_logsumexp", "keepdim", keepdim)
     codes, axis = _check("quantized_logsumexp", q, scale, zero_point, dim, temperature, where)
-    value = codes.logsumexp().movedim(-1, axis)
+    value = moved_back(codes.logsumexp(), axis)
     return like_input(value.reshape(()) if q.ndim == 0 else value if keepdim else value.squeeze(axis), q)
 
 
@@ -88,7 +88,7 @@ def quantized_softmax(
     array([0.03942442, 0.48028779, 0.48028779])
     """
     codes, axis = _check("quantized_softmax", q, scale, zero_point, dim, temperature, where)
-    return like_input(codes.softmax().movedim(-1, axis).reshape(q.shape), q)
+    return like_input(moved_back(codes.softmax(), axis).reshape(q.shape), q)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.numbers import check_choice, check_count, check_flag, check_number
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.rows import row_maximum
@@ -184,6 +185,7 @@ def median_of_means_logsumexp(
     if generator is not None and not shuffle:
         raise ValueError(f"{name}: generator draws the order of a shuffle; pass shuffle=True, or leave it out")
     if shuffle:
+        refuse_export(name, "random order; leave out shuffle=True")
         draws = as_torch_generator(name, generator)
         device = None if draws is None else draws.device
         rows = rows[..., torch.randperm(n, generator=draws, device=device).to(rows.device)]

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from softmaxima.core.onnx import erfcx, expm1
 from softmaxima.core.tracing import is_concrete, is_keeping, sizes
 
 LOWEST = -40.0  # of log e^L
@@ -206,7 +207,7 @@ def graded(scores: Tensor, low: Tensor, high: Tensor, width: float, kind: float,
     half = (before.unsqueeze(-2) < t.unsqueeze(-1)).sum(-1).clamp_max(sizes(steps)[-1] - 1)
     left = before.gather(-1, half) - t  # to the end of the half
     way = torch.where(half % 2 == 0, left, steps.gather(-1, half) - left)
-    distance = kind * width * (way / kind).expm1()
+    distance = kind * width * expm1(way / kind)
     score = places.gather(-1, half // 2)
     inner = score.detach() + torch.where(half % 2 == 0, -distance, distance)
     # What is not differentiated lies between what is, never at the same place.
@@ -276,7 +277,7 @@ def logistic(t: Tensor) -> tuple[Tensor, Tensor]:
 def normal(t: Tensor) -> tuple[Tensor, Tensor]:
     """F = Φ; f/F = √(2/π)/erfcx(−t/√2) below 0."""
     t = t.clamp_max(100.0)  # from 39 up F is 1 and f is 0, and t² would overflow
-    tail = torch.special.erfcx(t.abs() * math.sqrt(0.5))
+    tail = erfcx(t.abs() * math.sqrt(0.5))
     square = -t * t / 2
     density = square.exp()
     above = 1 - density * tail / 2
@@ -287,7 +288,7 @@ def normal(t: Tensor) -> tuple[Tensor, Tensor]:
 def exponential(t: Tensor) -> tuple[Tensor, Tensor]:
     """F = 1 − e^{−t} for t > 0."""
     t = t.clamp_min(1e-300)
-    rest, cdf = (-t).exp(), -torch.expm1(-t)
+    rest, cdf = (-t).exp(), -expm1(-t)
     return torch.where(t < 0.7, cdf.log(), torch.log1p(-rest.clamp_max(0.6))), rest / cdf
 
 

@@ -26,6 +26,7 @@ from softmaxima.core.envelope import with_slope
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Form, narrowed
 from softmaxima.core.numbers import as_number
+from softmaxima.core.onnx import expm1
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, total, without_mask
 from softmaxima.core.temperature import over
@@ -144,7 +145,7 @@ LITERAL: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor],
         45.0,
     ),
     "uniform": (lambda t: t.clamp(0.0, 1.0), lambda t: ((t > 0) & (t < 1)).to(t.dtype), 0.0, 1.0),
-    "exponential": (lambda t: -torch.expm1(-t.clamp_min(0.0)), lambda t: torch.where(t > 0, (-t.abs()).exp(), 0.0), 0.0, 45.0),
+    "exponential": (lambda t: -expm1(-t.clamp_min(0.0)), lambda t: torch.where(t > 0, (-t.abs()).exp(), 0.0), 0.0, 45.0),
 }
 
 
@@ -330,7 +331,7 @@ def expected_maximum(noise: Noise, u: Tensor) -> Tensor:
     """E max(u + ε) = b + ∫_b^∞ (1 − e^L) dz [..., 1], e^L being 0 below b; of a score alone E ε."""
     nodes, weights, value = noise.rule(u)
     for block in in_blocks(nodes, u):
-        value = value - (weights[block] * torch.expm1(at_nodes(noise.at, nodes[block], u)[0])).sum(0)
+        value = value - (weights[block] * expm1(at_nodes(noise.at, nodes[block], u)[0])).sum(0)
     return torch.where((u > -math.inf).sum(-1, keepdim=True) <= 1, noise.mean, value)  # type: ignore[arg-type]
 
 
@@ -409,7 +410,7 @@ class Curvature:
             level, rate = at_nodes(noise.at, nodes[block], u)
             share = weights[block] * level.exp()
             p = p + halved_sum(share * rate)
-            value = value - (weights[block] * torch.expm1(level)).sum(0)
+            value = value - (weights[block] * expm1(level)).sum(0)
             all_rates = rate.sum(-1, keepdim=True)
             rate = rate.scatter(-1, top.expand(len(rate), *top.shape), 0.0)
             full = full + (share * all_rates * rate).sum(0)

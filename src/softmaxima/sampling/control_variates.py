@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import check_value
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_number
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.maps.softmax import SOFTMAX
@@ -84,6 +85,7 @@ def _controlled(drawing: Drawing, f: Function, control: Control, u: Tensor) -> T
     log_prob = moving(over_rows(drawing.log_prob(one_hot), values))
     if not torch.is_grad_enabled():
         return values.mean(0).to(drawing.rows.dtype)
+    refuse_export(drawing.rows.name, "gradients inside a graph; call it in torch.no_grad()")
     with torch.enable_grad():
         leaf = z.requires_grad_()
         predicted = drawing.values(control, leaf, "control")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from softmaxima.core.onnx import logaddexp
 from softmaxima.core.randomness import Randomness, as_torch_generator
 
 LEAST = 2.0**-54
@@ -53,7 +54,7 @@ def conditional(x: Tensor, one_hot: Tensor, u: Tensor) -> Tensor:
     """
     log_e, log_z = log_exponential(u), torch.logsumexp(x, -1, keepdim=True)
     bound = (log_e.masked_fill(~one_hot, 0.0)).sum(-1, keepdim=True) - log_z
-    below = -torch.logaddexp(log_e - x, bound)  # −∞ where x is
+    below = -logaddexp(log_e - x, bound)  # −∞ where x is
     return torch.where(one_hot, -bound, below)
 
 

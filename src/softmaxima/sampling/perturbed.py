@@ -17,6 +17,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, as_tensor, check_dim, check_per_row, like_input
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_choice, check_count, check_flag
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.rows import without_mask
@@ -82,6 +83,8 @@ def perturbed_argmax(
     if not callable(solver):
         raise TypeError(f"{name}: solver must be a function of scores, got {type(solver).__name__}")
     density = DENSITIES[check_choice(name, "noise", noise, tuple(DENSITIES))]
+    if noise == "normal":
+        refuse_export(name, "quantiles of the normal distribution; take noise='gumbel'")
     check_choice(name, "baseline", baseline, BASELINES)
     count, in_pairs = check_count(name, "samples", samples), check_flag(name, "antithetic", antithetic)
     if in_pairs and count % 2:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, like_input, moved_last, rows_last
+from softmaxima.core.arguments import as_scores, like_input, moved_back, moved_last, rows_last
 from softmaxima.core.contract import Map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.jacobian import narrowed
@@ -58,7 +58,7 @@ class Rows:
     def placed(self, v: Tensor) -> Tensor:
         """The last axis where the scores had theirs."""
         place = self.dim + len(self.draws)
-        return v.movedim(-1, place) if place != v.ndim - 1 else v
+        return moved_back(v, place)
 
     def back(self, p: Tensor) -> Any:
         """What has a number a score, as the scores came."""

@@ -195,13 +195,17 @@ def sum_and_sample(
     drawing = as_drawing(name, x, f, dim, where, count)
     scores, log_p = drawing.rows.x.detach(), drawing.log_p
     n = sizes(scores)[-1]
-    top = scores.topk(min(summed, n)).indices.movedim(-1, 0)  # [exact, ...]
+    top = scores.topk(min(summed, n)).indices.movedim(scores.ndim - 1, 0)  # [exact, ...]
     listed = top.unsqueeze(-1) == torch.arange(n, device=scores.device)  # [exact, ..., n]
     in_sum = listed.any(0)
     drawn = largest(drawing.rows.perturbed(generator).masked_fill(in_sum, -math.inf))
     # What is of probability 0, or beyond the last class, is the most probable one of weight 0, so that f sees draws alone.
     possible = scores > -torch.inf
-    safe = lambda draws: torch.where((draws & possible).any(-1, keepdim=True), draws, largest(scores))
+
+    def safe(draws: Tensor) -> Tensor:
+        met = (draws & possible).any(-1, keepdim=True)
+        return (draws & met) | (largest(scores) & ~met)
+
     values = drawing.values(f, torch.cat((safe(listed), safe(drawn))))
     if values.ndim != scores.ndim and not drawing.rows.scalar:
         raise ValueError(

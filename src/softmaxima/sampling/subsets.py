@@ -96,7 +96,8 @@ def _subset_rows(name: str, x: Any, k: Any, dim: Any, temperature: Any, where: A
 
 def _selected(rows: Rows, indices: Tensor) -> Tensor:
     """Booleans [..., n] of indices [..., k]."""
-    return rows.expanded(torch.zeros_like(rows.x, dtype=torch.bool)).scatter(-1, indices, True)
+    chosen = torch.ones_like(indices, dtype=torch.bool)  # an exporter to ONNX takes no number
+    return rows.expanded(torch.zeros_like(rows.x, dtype=torch.bool)).scatter(-1, indices, chosen)
 
 
 @public

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import Array, as_scores, check_dim, check_per_row, check_where, like_input, moved_last
 from softmaxima.core.differentiable import batch_first, differentiable, forward_mode, primal
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_number
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete
@@ -71,6 +72,7 @@ def entropy_temperature(x: Array, entropy: float | Array, dim: int = -1, *, wher
         _check_finite(name, wide)
         _check_between(name, "", h.detach(), *_range(gaps))
     numbers = torch.finfo(scores.dtype)
+    refuse_export(name, "solver; compute the temperature outside of the graph")
     tau = (unit * _temperature(gaps, h)).clamp(max(numbers.tiny * numbers.eps, SMALLEST_TEMPERATURE), numbers.max)
     return like_input(tau.to(scores.dtype).movedim(-1, dim), x)
 

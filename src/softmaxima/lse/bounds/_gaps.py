@@ -19,6 +19,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_floating, check_scores, rows_last
 from softmaxima.core.fused import is_readable
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.tracing import cached, is_eager
 from softmaxima.kernels import native
 
@@ -351,6 +352,7 @@ def ends(gaps: Maximum, lower: Tensor, upper: Tensor, below: Tensor | float, abo
 
 
 def _next(value: Tensor, away: float) -> Tensor:
+    refuse_export("an interval", "nextafter, which rounds its ends outward")
     return torch.nextafter(value, value.new_full((), away * math.inf))
 
 
