@@ -327,7 +327,7 @@ def merged_last(value: Any, dims: tuple[int, ...]) -> Any:
     """A tensor with the axes `dims` as one, last; anything else as it came."""
     if len(dims) == 1 or not isinstance(value, Tensor):
         return moved_last(value, dims[0])
-    return value.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+    return value.movedim(dims, tuple(range(value.ndim - len(dims), value.ndim))).flatten(value.ndim - len(dims))
 
 
 def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
