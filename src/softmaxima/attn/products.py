@@ -95,7 +95,7 @@ class _Weighted(_Product):
         (g,), (p, v) = grad_outputs, ctx.saved_tensors
         p_needs, v_needs = ctx.needs_input_grad
         dp = _slopes(p, g, v).sum_to_size(p.shape) if p_needs else None
-        return dp, weighted(p.mT, g).sum_to_size(v.shape) if v_needs else None
+        return dp, weighted(p.transpose(-2, -1), g).sum_to_size(v.shape) if v_needs else None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -119,18 +119,18 @@ def _slopes(p: Tensor, g: Tensor, v: Tensor) -> Tensor:
 class _Pairwise(_Product):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _matmul(a, b.mT)
+        return _matmul(a, b.transpose(-2, -1))
 
     @staticmethod
     def fake(a: Tensor, b: Tensor) -> Tensor:
-        return a @ b.mT
+        return a @ b.transpose(-2, -1)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (g,), (a, b) = grad_outputs, ctx.saved_tensors
         a_needs, b_needs = ctx.needs_input_grad
         da = weighted(g, b).sum_to_size(a.shape) if a_needs else None
-        return da, weighted(g.mT, a).sum_to_size(b.shape) if b_needs else None
+        return da, weighted(g.transpose(-2, -1), a).sum_to_size(b.shape) if b_needs else None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
