@@ -210,7 +210,7 @@ Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& t
         value += mass * call->square * whole * whole;
         mass_of_p += mass * 2 * call->square * whole;
     }
-    value = sums.weight == 0 ? 0.0 : sums.weight * value;
+    value = sums.weight == 0 && value == value ? 0.0 : sums.weight * value;
     if (sums.impossible && sums.weight != 0) value = conjugate == conjugate ? infinity : conjugate;
     const double factor = sums.weight * call->scale;
     return {value, factor * mass_of_p, factor};

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import LossCase, at_most, normal, some
+from conftest import Case, LossCase, at_most, normal, some
 from softmaxima.losses import _classification
 
 pytestmark = pytest.mark.gpu
@@ -265,3 +265,46 @@ def test_weights_of_zero_alone_have_the_mean_of_torch(loss: LossCase):
     weight = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     value = loss(x, target, weight=weight)
     assert math.isnan(float(value))
+
+
+# Beside which a quotient by the temperature has few digits, and a sink has no mass; eighths are added to them without rounding.
+OFFSETS = {torch.float64: (1e6, 1e9), torch.float32: (1e5, 2e5), torch.bfloat16: (16.0, 24.0), torch.float16: (128.0, 192.0)}
+
+
+@pytest.mark.parametrize("shape", [(16, 7), (3, 7, 5), (3, 70, 4)], ids=str)
+def test_a_temperature_divides_differences_of_scores(loss: LossCase, dtype: torch.dtype, shape: tuple[int, ...]):
+    """Scores that are moved as a whole have the same loss, with its first and second derivatives by x and τ, to the last digits."""
+    map = sm.find_map(loss.options.get("map", loss.loss.map) or "softmax")
+    if loss.loss.on_cosines or map.properties.order_preserving is False:
+        pytest.skip("moved scores are others")
+    x = (8 * loss.scores(*shape)).round() / 8
+    soft = torch.zeros_like(x)
+    soft[:, :3] = torch.tensor([0.5, 0.25, 0.25]).reshape(3, *[1] * (x.ndim - 2))
+    hard = torch.arange(x[:, 0].numel()).reshape(x[:, 0].shape) % shape[1]
+    tau = (0.7 + torch.arange(shape[0]) / 7).double().reshape(-1, *[1] * (x.ndim - 1))
+    options = {"weight": torch.linspace(0.5, 2, shape[1]).to(dtype), "reduction": "none"}
+    signs = (1, -1) if map.properties.shift_invariant else (1,)
+    for target, offset, sign in itertools.product((hard, soft.to(dtype)), OFFSETS[dtype], signs):
+        results = []
+        for moved in (OFFSETS[dtype][0] if sign > 0 else 0.0, sign * offset):
+            scores = (x.round() if dtype == torch.bfloat16 else x).add(moved).to(dtype).requires_grad_()
+            by = tau.clone().requires_grad_()
+            learnt, plain = (loss(scores, target, **options, temperature=t) for t in (by, tau))
+            slopes = torch.autograd.grad(learnt.sum(), (scores, by), create_graph=True)
+            second = torch.autograd.grad((slopes[0] * x.to(dtype)).sum() + slopes[1].sum(), (scores, by))
+            results.append((plain, learnt, *torch.autograd.grad(plain.sum(), scores), *slopes, *second))
+        close = {"atol": 30 * APART[dtype], "rtol": 30 * APART[dtype]} if dtype != torch.float64 else {"atol": 1e-11, "rtol": 1e-11}
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, **close)
+
+
+def test_a_temperature_divides_as_that_of_the_map_does(case: Case):
+    if case.claims.logarithmic:
+        return
+    x, named = (8 * normal(6, 5)).round() / 8, {f"map_{name}": value for name, value in case.params.items()}
+    for offset, label in itertools.product((0.0, 1e6, 1e9), range(5)):
+        p = case(x + offset, temperature=0.7)[:, label]
+        for scores in (x + offset, (x + offset).reshape(2, 3, 5).movedim(-1, 1)):
+            target = torch.full_like(scores[:, 0], label, dtype=torch.long)
+            value = sm.soft_accuracy_loss(scores, target, map=case.map, reduction="none", temperature=0.7, **named)
+            torch.testing.assert_close(-value.flatten(), p, atol=1e-13, rtol=1e-12)

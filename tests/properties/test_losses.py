@@ -159,6 +159,39 @@ def test_weight_and_ignored_rows_scale_as_in_torch(loss: LossCase):
     torch.testing.assert_close(loss(x, target), plain.sum() / 5)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_row_of_nan_is_nan_also_with_a_weight_of_0(loss: LossCase, dtype: torch.dtype, rows: int):
+    x, labels = loss.scores(rows, 5, dtype=dtype), torch.zeros(rows, dtype=torch.long)
+    x[0, 1], x[-1, 2] = math.nan, math.nan
+    weight = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0])
+    for target in (labels, F.one_hot(labels, 5).to(dtype)):
+        expected = F.cross_entropy(
+            x.float(), target if target.ndim == 1 else target.float(), weight=weight, reduction="none"
+        ).isnan()
+        scores = x.clone().requires_grad_()
+        for given in (x, scores):
+            value = loss(given, target, weight=weight, reduction="none")
+            assert torch.equal(value.isnan(), expected)
+            assert not bool(value[~expected].any())
+        (slope,) = torch.autograd.grad(loss(scores, target, weight=weight, reduction="sum"), scores)
+        assert torch.equal(slope.isnan(), expected[:, None].expand_as(slope))
+        if loss.loss.row_form is not None:
+            options = {"reduction": "none", **loss.options}
+            y = target if target.ndim == 1 else [target[:, :2], target[:, 2:]]
+            value, slopes = loss.loss.in_parts([x[:, :2], x[:, 2:]], y, weight, **options)
+            assert torch.equal(value.isnan(), expected)
+            assert torch.equal(torch.cat(slopes, -1).isnan().any(-1), expected)
+
+
+def test_an_eps_beyond_the_dtype_makes_all_classes_alike(dtype: torch.dtype):
+    x = normal(3, 5, dtype=dtype)
+    for target, eps in itertools.product((torch.tensor([0, 4, 2]), soft((3, 5))), (1e3, 1e38, 1e39, 1.7e308)):
+        value = sm.eps_cross_entropy(x.requires_grad_(), target, eps=eps)
+        torch.testing.assert_close(value.double(), torch.tensor(math.log(5.0)).double(), atol=4e-3, rtol=4e-3)
+        (slope,) = torch.autograd.grad(value, x)
+        assert bool((slope.abs() <= 1 / eps).all())
+
+
 def test_gradient_and_second_gradient_are_true(loss: LossCase):
     x = loss.scores(3, 5, seed=4).requires_grad_()
     for target in (torch.tensor([0, 4, 2]), soft((3, 5), seed=1)):

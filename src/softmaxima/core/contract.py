@@ -138,6 +138,8 @@ class Map:
     conjugate(z, p, **params): Ω*(z), with its derivatives, where it costs less than ⟨p, z⟩ − Ω(p), by which None takes it.
     kernel: what does the same as `forward` and the derivative on each device; None where there is nothing.
     blocks: how it works on parts of a row (`blocks.py`), in float64.
+    shifted(c, **params): (a map, parameters) that make of z − c [rows, n] what this makes of z, c [rows, 1]; None where there are
+        none, or all are as they were.
     with_sink: of softmax, and of what has its divisor with one score more: (the name of the map with that score, its parameter that
         is this score); None for other maps.
 
@@ -160,6 +162,7 @@ class Map:
     uses_scores: bool = False
     kernel: Kernel | None = None
     blocks: Blocks | None = None
+    shifted: Callable[..., tuple[Map, dict[str, Any]]] | None = None
     with_sink: tuple[str, str] | None = None
     key: str = field(init=False, repr=False, default="")  # by which the registered operations know the map
 

@@ -38,7 +38,7 @@ from softmaxima.core.parts import again, as_given, in_parts
 from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.rows import without_mask
-from softmaxima.core.temperature import is_one, tempered
+from softmaxima.core.temperature import anchored, is_one, quotient
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import has_kernel
@@ -60,6 +60,15 @@ class Evaluation(NamedTuple):
     wide: bool = False  # whether the kernel takes half precision as float32
     double: bool = False  # whether all is computed in float64
     of_map: bool = False  # whether `losses` are those of `losses_of`
+    absolute: bool = False  # whether it takes x/τ, and not differences over τ
+
+
+class Divided(NamedTuple):
+    """Of scores over a temperature, (x − A)/τ with A the largest of a row."""
+
+    x: Tensor  # [rows…, classes], in float64
+    tau: float | Tensor
+    level: Tensor  # A/τ [rows…, 1], a constant where τ does not learn
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,25 @@ class Batch:
     reduction: str
     given: Any = field(repr=False)  # the scores as they came, whose kind the result has
     dtype: torch.dtype  # of the result
+    divided: Divided | None = None  # what `rows` are made of, where there is a temperature
+
+    def shifted(self, map: Map, params: dict[str, Any]) -> tuple[Map, dict[str, Any], bool]:
+        """(map, parameters) that make of these rows what the map makes of x/τ, and whether none do, so that it needs x/τ itself."""
+        if self.divided is None or map.properties.shift_invariant:
+            return map, params, False
+        if map.shifted is None:
+            return map, params, True
+        return *map.shifted(self.divided.level, **params), False
+
+    def absolute(self) -> Batch:
+        """The same of x/τ."""
+        return self if self.divided is None else replace(self, rows=quotient(self.divided.x, self.divided.tau))
+
+    def probabilities(self, map: Map, params: dict[str, Any], absolute: bool) -> Tensor:
+        """p [rows…, classes] of what `shifted` returns."""
+        if absolute and self.divided is not None:
+            return map(self.divided.x, temperature=self.divided.tau, **params)
+        return map(self.scores, **params)
 
     def in_double(self) -> Batch:
         """The same, computed in float64."""
@@ -135,7 +163,7 @@ class Batch:
         return 0.0 - self.weighted_expectation(log_p)
 
     def weigh(self, rows: Tensor) -> Tensor:
-        """One weight a row, w_t, or Σ_c w_c y_c for soft targets; a weight of 0 leaves out a row, also one of +∞ or NaN."""
+        """One weight a row, w_t, or Σ_c w_c y_c for soft targets; 0 times a loss of +∞ is 0, and times NaN it is NaN."""
         if self.class_weight is None:
             return rows
         hard = self.labels is not None
@@ -144,7 +172,7 @@ class Batch:
             if hard
             else (self.target_distribution(self.class_weight.dtype) * self.class_weight).sum(-1)
         )
-        return rows.masked_fill((weight == 0) & ~rows.isfinite(), 0.0) * weight
+        return rows.masked_fill((weight == 0) & (rows == math.inf), 0.0) * weight
 
     def reduce(self, rows: Tensor) -> Tensor:
         """The loss from one value a row, weights included; the mean is over the weights of hard targets, over rows of soft ones."""
@@ -165,6 +193,8 @@ class Batch:
         """The reduced loss: by a kernel, where there is one, or by differentiable operations."""
         if how.double:
             return self.in_double().evaluate(how._replace(double=False))
+        if how.absolute:
+            return self.absolute().evaluate(how._replace(absolute=False))
         losses, composite = how.losses, how.composite
         if losses is None or not self.is_fusible(how):
             return self.result(composite(self.in_range()))
@@ -351,7 +381,8 @@ def losses_of_p(
         values, slopes = of_p(p.gather(-1, label.unsqueeze(-1)).squeeze(-1).double(), p.shape[-1])
         if class_weight is not None:
             weight = class_weight.double()[label]
-            values, slopes = (torch.where(weight == 0, 0.0, v * weight) for v in (values, slopes))
+            values = torch.where((weight == 0) & (values == math.inf), 0.0, values * weight)
+            slopes = torch.where(weight == 0, 0.0, slopes * weight)
         if batch.ignored is not None:
             values = values.masked_fill(batch.ignored, 0.0)
         if not gradient:
@@ -439,7 +470,9 @@ def prepare(
     if is_one(tau):
         return batch
     rows = rows if ignored is None else rows.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
-    return replace(batch.in_double(), rows=tempered(rows, moved_last(tau, class_axis), None))
+    tau = moved_last(tau, class_axis)
+    level, rows_less = anchored(rows, tau, None)
+    return replace(batch.in_double(), rows=rows_less, divided=Divided(rows.double(), tau, level))
 
 
 def check_target(name: str, scores: Tensor, target: Any, class_axis: int, ignore_index: int) -> Tensor:

@@ -192,7 +192,7 @@ class LossInParts:
         top, rest = self._conjugate(state)
         level = torch.where(targets.top == -math.inf, top / self.rows.tau, gap(top, targets.top, self.rows.tau)) + rest
         if self.form.fenchel:
-            value = _counted(targets.weight, level + targets.regulariser - targets.moment / self.rows.tau)
+            value = _times(targets.weight, level + targets.regulariser - targets.moment / self.rows.tau)
         else:
             value = _times(targets.share, level) - targets.moment / self.rows.tau
         if self.z_loss:
@@ -229,8 +229,7 @@ class LossInParts:
         if self.form.of_log:  # beside a largest score of +∞ a finite one costs V − x
             p = p.masked_fill((state[0] == math.inf) & (seen.x < math.inf), -math.inf)
         value, slope = self.form.of_p(p, self.n, **self.options)  # type: ignore[misc]
-        times = _times if target.is_floating_point() else _counted  # a label that does not count leaves out its row
-        return times(s, value).sum(-1, keepdim=True), _counted(s, slope)
+        return _times(s, value).sum(-1, keepdim=True), _counted(s, slope)
 
 
 def _counted(share: Tensor, values: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ def evaluation(batch: Batch, beta: float | Array) -> Evaluation:
     (level,) = check_params(ELASTIC_SOFTMAX, {"beta": beta}, scores, batch.class_axis, batch.name)
     if isinstance(level, Tensor):
         level = level.movedim(batch.class_axis, -1)
+    level = batch.shifted(ELASTIC_SOFTMAX, {"beta": level})[1]["beta"]
     losses = losses_of(batch, ELASTIC_SOFTMAX, (level,))
     return Evaluation(losses, lambda batch: composite(batch, level), (level,), of_map=True)
 

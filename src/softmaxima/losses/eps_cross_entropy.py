@@ -65,28 +65,34 @@ def eps_cross_entropy(
 def evaluation(batch: Batch, map: AnyMap, eps: float, **params: Any) -> Evaluation:
     eps = _check_eps(batch.name, eps)
     found = probability_map(batch.name, map)
-    values = class_params(batch, found, params)
+    found, values, absolute = batch.shifted(found, class_params(batch, found, params))
 
     def composite(batch: Batch) -> Tensor:
-        p = found(batch.scores, **values)
+        p = batch.probabilities(found, values, absolute)
         return batch.reduce(0.0 - batch.expectation(p, batch.class_weight, lambda p: log_share(p, n, eps)))
 
     n = sizes(batch.rows)[-1]
-    losses = losses_of_p(batch, found, values.values(), partial(_of_p, eps=eps))
+    losses = None if absolute else losses_of_p(batch, found, values.values(), partial(_of_p, eps=eps))
     steep = eps < STEEP * _largest(batch.class_weight)
     return Evaluation(losses, composite, tuple(values.values()), wide=True, double=steep)
 
 
 def log_share(p: Tensor, n: int, eps: float) -> Tensor:
-    """log((p + ε)/(1 + nε)) ≤ 0; from p = ½ as log1p of −((1 − p) + (n − 1)ε)/(1 + nε), no part of which has another sign."""
+    """log((p + ε)/(1 + nε)) ≤ 0; from p = ½ as log1p of −((1 − p) + (n − 1)ε)/(1 + nε), no part of which has another sign.
+
+    p, 1 and ε are all divided by an ε that is above 1, which may be beyond the numbers that p is one of.
+    """
+    one = 1 / max(1.0, eps)
+    eps = min(1.0, eps)
+    whole = one + n * eps
     # An optimiser of ONNX takes 1 + nε for 1, and does not divide by it.
     likely = torch.zeros_like(p, dtype=torch.bool) if is_exporting_to_onnx() else p >= 0.5
-    low = torch.where(likely, 1.0, p + eps)
+    low = torch.where(likely, 1.0, p * one + eps)
     possible = low != 0  # also NaN
-    unlikely = torch.where(possible, torch.where(possible, low, 1.0).log(), -math.inf) - math.log1p(n * eps)
+    unlikely = torch.where(possible, torch.where(possible, low, 1.0).log(), -math.inf) - math.log1p((one - 1) + n * eps)
     missing = 1 - torch.where(likely, p, 1.0)
     missing = missing - missing.detach().clamp_max(0.0)  # where p was rounded above 1
-    return torch.where(likely, torch.log1p(-(missing + (n - 1) * eps) / (1 + n * eps)), unlikely)
+    return torch.where(likely, torch.log1p(-(missing * one + (n - 1) * eps) / whole), unlikely)
 
 
 def _of_p(p: Tensor, n: int, eps: float) -> tuple[Tensor, Tensor]:

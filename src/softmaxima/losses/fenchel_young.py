@@ -116,9 +116,10 @@ def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:
     found = regularised_map(batch.name, map)
     if batch.soft is not None and is_concrete(batch.soft):
         check_sums(batch.name, batch.soft.sum(-1))
-    values = class_params(batch, found, params)
+    found, values, absolute = batch.shifted(found, class_params(batch, found, params))
     losses = losses_of(batch, found, values.values(), fenchel=True)
-    return Evaluation(losses, lambda batch: composite(batch, found, values), tuple(values.values()), of_map=True)
+    others = tuple(values.values())
+    return Evaluation(losses, lambda batch: composite(batch, found, values), others, of_map=True, absolute=absolute)
 
 
 def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
@@ -126,7 +127,8 @@ def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
     params: dict[str, Any] = {name: v.to(torch.float64) if isinstance(v, Tensor) else v for name, v in values.items()}
     z = batch.scores.to(torch.float64)
     top = row_maximum(z)
-    if map.properties.shift_invariant:
+    if map.properties.shift_invariant or map.shifted is not None:
+        map, params = (map, params) if map.shifted is None else map.shifted(top, **params)
         z, top = z - top, torch.zeros_like(top)
     p = map(z, **params)
     y = batch.target_distribution(z.dtype)

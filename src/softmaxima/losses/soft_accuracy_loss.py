@@ -51,12 +51,12 @@ def soft_accuracy_loss(
 
 def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:
     found = probability_map(batch.name, map)
-    values = class_params(batch, found, params)
+    found, values, absolute = batch.shifted(found, class_params(batch, found, params))
 
     def composite(batch: Batch) -> Tensor:
-        return batch.reduce(-batch.weighted_expectation(found(batch.scores, **values)))
+        return batch.reduce(-batch.weighted_expectation(batch.probabilities(found, values, absolute)))
 
-    losses = losses_of_p(batch, found, values.values(), _of_p)
+    losses = None if absolute else losses_of_p(batch, found, values.values(), _of_p)
     return Evaluation(losses, composite, tuple(values.values()), wide=True)
 
 

@@ -64,18 +64,23 @@ def surrogate_loss(
 
 def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:
     found = probability_map(batch.name, map)
-    values = class_params(batch, found, params)
+    found, values, absolute = batch.shifted(found, class_params(batch, found, params))
     fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
-    losses = losses_given(batch, "surrogate_loss", found, fixed.values(), fenchel=True)
-    return Evaluation(losses, lambda batch: composite(batch, found, fixed), tuple(fixed.values()), wide=True)
+    whole = found.properties.mass == "one" and batch.labels is not None  # both p and y add up to 1
+    losses = losses_given(batch, "surrogate_loss", found, fixed.values(), fenchel=True) if batch.divided is None or whole else None
+    of_batch = lambda batch: composite(batch, found, fixed, absolute)
+    return Evaluation(losses, of_batch, tuple(fixed.values()), wide=True, absolute=absolute)
 
 
-def composite(batch: Batch, map: Map, fixed: dict[str, Any]) -> Tensor:
+def composite(batch: Batch, map: Map, fixed: dict[str, Any], absolute: bool) -> Tensor:
     z = batch.scores
-    p = map(z, **fixed)
+    p = batch.probabilities(map, fixed, absolute)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True)
     rows = envelope(map, value, z, p, fixed).squeeze(-1) - batch.expectation(z)
+    if batch.divided is not None and not absolute:
+        mass = 1.0 if map.properties.mass == "one" else p.detach().sum(-1)  # without the rounding of p
+        rows = rows + (mass - batch.target_distribution(p.dtype).sum(-1)) * batch.divided.level.squeeze(-1)
     return batch.reduce(batch.weigh(rows))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,25 +30,25 @@ def reference(x: Tensor, beta: float | Tensor) -> Tensor:
     return e / (e.sum(-1, keepdim=True) + torch.as_tensor(beta, dtype=torch.float64, device=x.device).exp())
 
 
-def weigh(z: Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(weights of the scores [rows, n], weight of the sink [rows, 1], their sum in float64), all by one shift.
+def weigh(z: Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(weights of the scores [rows, n], weight of the sink [rows, 1], their sum in float64, the one shift [rows, 1] of all).
 
     The shift covers β too: adding a constant after a shift by max(x) alone would be another function.
     """
     level = torch.as_tensor(beta, dtype=torch.float64, device=z.device).clamp_max(torch.finfo(z.dtype).max).to(z.dtype)
     shift = torch.maximum(row_maximum(z), level.detach())
     weights, of_sink = (z - shift).exp(), (level - shift).exp()
-    return weights, of_sink, total(weights, of_sink)
+    return weights, of_sink, total(weights, of_sink), shift
 
 
 def forward(z: Tensor, beta: float | Tensor) -> Tensor:
-    weights, _, mass = weigh(z, beta)
+    weights, _, mass, _ = weigh(z, beta)
     return (weights / mass).to(z.dtype)
 
 
 def sink(z: Tensor, beta: float | Tensor) -> Tensor:
     """The probability of the sink [rows, 1], exact also where it is small, and differentiable."""
-    _, of_sink, mass = weigh(z, beta)
+    _, of_sink, mass, _ = weigh(z, beta)
     return (of_sink / mass).to(z.dtype)
 
 
@@ -72,6 +73,16 @@ def conjugate(total: LogSum, tau: float | Tensor, beta: float | Tensor) -> tuple
     return total.anchor, torch.logaddexp(total.log_mass(), -(above + lost))
 
 
+def log_mass(z: Tensor, p: Tensor, beta: float | Tensor) -> Tensor:
+    """log(Σ exp(z) + exp(β)), which takes no product of a large β with what 1 − Σp is rounded to."""
+    _, _, mass, shift = weigh(z, beta)
+    return (shift + mass.log().to(z.dtype)).squeeze(-1)
+
+
+def shifted(c: Tensor, beta: float | Tensor) -> tuple[Map, dict[str, Any]]:
+    return ELASTIC_SOFTMAX, {"beta": beta - c}
+
+
 BLOCKS = exponential(lambda part, total, beta: total.shares_beside(part.x, part.tau, beta), conjugate)
 
 ELASTIC_SOFTMAX = register(
@@ -81,6 +92,7 @@ ELASTIC_SOFTMAX = register(
         forward=forward,
         sensitivity=sensitivity,
         regulariser=regulariser,
+        conjugate=log_mass,
         params=(
             Parameter(
                 name="beta",
@@ -93,6 +105,7 @@ ELASTIC_SOFTMAX = register(
             ),
         ),
         properties=Properties(mass="at most one", shift_invariant=False, additive_regulariser=False),
+        shifted=shifted,
         with_sink=("elastic_softmax", "beta"),
         cost=Cost(reads=2),
         kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss"),

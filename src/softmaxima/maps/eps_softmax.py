@@ -16,8 +16,9 @@ from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.elastic_softmax import conjugate as elastic_conjugate
 from softmaxima.maps.elastic_softmax import forward as elastic_forward
+from softmaxima.maps.elastic_softmax import log_mass, sink
 from softmaxima.maps.elastic_softmax import regulariser as elastic_regulariser
-from softmaxima.maps.elastic_softmax import sink
+from softmaxima.maps.elastic_softmax import shifted as elastic_shifted
 from softmaxima.maps.softmax import sensitivity
 
 
@@ -58,6 +59,7 @@ EPS_SOFTMAX = register(
         forward=forward,
         sensitivity=sensitivity,
         regulariser=regulariser,
+        conjugate=lambda z, p, eps: log_mass(z, p, log(eps)),
         params=(
             Parameter(
                 name="eps",
@@ -71,6 +73,7 @@ EPS_SOFTMAX = register(
         ),
         properties=Properties(mass="at most one", shift_invariant=False, additive_regulariser=False),
         cost=Cost(reads=2),
+        shifted=lambda c, eps: elastic_shifted(c, log(eps)),
         kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss", theta=lambda eps: (log(eps),)),
         blocks=BLOCKS,
         formula="exp(x_i) / (Σ exp(x_j) + ε)",

@@ -174,7 +174,7 @@ def value_of(rows, target, formula, sums, v, label, maximum, theta):
     value = mass * v + omega + sums.distance
     if formula.FENCHEL:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    value = tl.where(weight == 0.0, 0.0, weight * value)
+    value = tl.where((weight == 0.0) & (value == value), 0.0, weight * value)
     value = tl.where((sums.impossible > 0.0) & (weight != 0.0), tl.where(v == v, INFINITY, v), value)
     return value, mass, weight
 
