@@ -400,8 +400,7 @@ bool loss_of_label(const SoftmaximaLoss* call, const Row<T>& row, Scratch<comput
     if (found == Found::memory_ran_out) return false;
     const double weight = call->class_weight ? call->class_weight[label] : 1.0, score = row.score(label);
     if (found != Found::scores) {
-        value = found == Found::wrong ? nan : infinity;
-        if (weight == 0) value = 0;
+        value = found == Found::wrong ? nan : weight == 0 ? 0.0 : infinity;
         return !row.out || fill(row, found == Found::wrong ? nan * weight : 0.0);
     }
     const Total total = sum_up(noisy, *row.theta);

@@ -575,3 +575,34 @@ def test_modules_refuse_at_once(module: Any, options: dict[str, Any], error: typ
     with pytest.raises(error, match=r"^\w+: ") as raised:
         module(3, 5, **options)
     assert raised.match(says)
+
+
+@pytest.mark.parametrize("called", ["cross_entropy", "sparsemax", ("elastic", -1.0), ("entmax", 1.3)], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_z_loss_apart_is_what_it_adds(called, reduction: str):
+    hidden, weight, y = normal(6, 3), normal(5, 3, seed=1), torch.tensor([0, 1, 2, -100, 4, 0])
+    for class_weight, smoothing in ((None, 0.0), (torch.linspace(0.5, 2, 5).double(), 0.1)):
+        options = {"loss": called, "class_weight": class_weight, "label_smoothing": smoothing, "reduction": reduction, "chunk": 4}
+        results = []
+        for apart in (True, False):
+            given = [v.clone().requires_grad_() for v in (hidden, weight)]
+            if apart:
+                found = sm.linear_loss(*given, y, z_loss=0.1, outputs="z_loss", **options)
+                torch.testing.assert_close(found.loss, sm.linear_loss(*given, y, z_loss=0.1, **options))
+                value = found.loss - found.z_loss
+            else:
+                value = sm.linear_loss(*given, y, **options)
+            results.append((value, *torch.autograd.grad(value.sum(), given)))
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_the_mean_over_nothing_may_be_zero():
+    hidden, weight, y = normal(3, 2).requires_grad_(), normal(4, 2, seed=1), torch.full((3,), -100)
+    for chunk in ("auto", (2, 2)):
+        for rows in (3, 0):
+            assert math.isnan(sm.linear_loss(hidden.detach()[:rows], weight, y[:rows], chunk=chunk))
+            value = sm.linear_loss(hidden[:rows], weight, y[:rows], chunk=chunk, empty="zero")
+            assert float(value.detach()) == 0
+            assert not bool(torch.autograd.grad(value, hidden)[0].any())
+    assert float(sm.LinearLoss(2, 4, empty="zero").double()(hidden, y).detach()) == 0

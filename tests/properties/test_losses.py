@@ -159,9 +159,9 @@ def test_weight_and_ignored_rows_scale_as_in_torch(loss: LossCase):
     torch.testing.assert_close(loss(x, target), plain.sum() / 5)
 
 
-@pytest.mark.parametrize("rows", [1, 40])
-def test_a_row_of_nan_is_nan_also_with_a_weight_of_0(loss: LossCase, dtype: torch.dtype, rows: int):
-    x, labels = loss.scores(rows, 5, dtype=dtype), torch.zeros(rows, dtype=torch.long)
+@pytest.mark.parametrize("number", [1, 40])
+def test_a_row_of_nan_is_nan_also_with_a_weight_of_0(loss: LossCase, dtype: torch.dtype, number: int):
+    x, labels = loss.scores(number, 5, dtype=dtype), torch.zeros(number, dtype=torch.long)
     x[0, 1], x[-1, 2] = math.nan, math.nan
     weight = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0])
     for target in (labels, F.one_hot(labels, 5).to(dtype)):
@@ -169,18 +169,128 @@ def test_a_row_of_nan_is_nan_also_with_a_weight_of_0(loss: LossCase, dtype: torc
             x.float(), target if target.ndim == 1 else target.float(), weight=weight, reduction="none"
         ).isnan()
         scores = x.clone().requires_grad_()
-        for given in (x, scores):
-            value = loss(given, target, weight=weight, reduction="none")
+        for z in (x, scores):
+            value = loss(z, target, weight=weight, reduction="none")
             assert torch.equal(value.isnan(), expected)
             assert not bool(value[~expected].any())
         (slope,) = torch.autograd.grad(loss(scores, target, weight=weight, reduction="sum"), scores)
         assert torch.equal(slope.isnan(), expected[:, None].expand_as(slope))
-        if loss.loss.row_form is not None:
+        map = sm.find_map(loss.options.get("map", loss.loss.map) or "softmax")
+        if loss.loss.row_form is not None and (target.ndim == 1 or map.properties.additive_regulariser):
             options = {"reduction": "none", **loss.options}
             y = target if target.ndim == 1 else [target[:, :2], target[:, 2:]]
             value, slopes = loss.loss.in_parts([x[:, :2], x[:, 2:]], y, weight, **options)
             assert torch.equal(value.isnan(), expected)
             assert torch.equal(torch.cat(slopes, -1).isnan().any(-1), expected)
+
+
+def test_where_leaves_classes_out_and_smooths_among_the_others(loss: LossCase, dtype: torch.dtype):
+    if loss.loss.on_cosines:
+        return
+    x, kept, place = loss.scores(3, 7, 4, dtype=dtype), torch.tensor([0, 2, 3, 5]), torch.tensor([0, -1, 1, 2, -1, 3, -1])
+    where = torch.zeros(7, dtype=torch.bool)
+    where[kept] = True
+    x[:, ~where] = math.nan  # which is not read
+    weight, label = torch.linspace(0.5, 2, 7).to(dtype), kept[torch.arange(12).reshape(3, 4) % 4]
+    soft_target = torch.zeros(3, 7, 4, dtype=dtype)
+    soft_target[:, kept] = torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=dtype)[:, None]
+    for target, smoothing, temperature in itertools.product((label, soft_target), (0.0, 0.2, 1.0), (1.0, 0.7)):
+        own = place[target] if target.ndim == 2 else target[:, kept]
+        for reduction, class_weight in (("none", None), ("mean", weight)):
+            results = []
+            for z, y, mask, w in (
+                (x, target, where[:, None], class_weight),
+                (x[:, kept], own, None, None if class_weight is None else weight[kept]),
+            ):
+                z = z.clone().requires_grad_()
+                options = {"weight": w, "reduction": reduction, "label_smoothing": smoothing, "temperature": temperature}
+                plain = loss(z.detach(), y, where=mask, **options)
+                value = loss(z, y, where=mask, **options)
+                (slope,) = torch.autograd.grad(value.sum(), z)
+                if mask is not None:
+                    assert not bool(slope[:, ~where].any())
+                    slope = slope[:, kept]
+                results.append((plain, value.detach(), slope))
+            for ours, theirs in zip(*results, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=20 * TOLERANCE[dtype], rtol=20 * TOLERANCE[dtype])
+
+
+def test_where_may_be_another_for_each_row_and_a_target_outside_costs_what_a_score_of_minus_infinity_does(loss: LossCase):
+    if loss.loss.on_cosines:
+        return
+    x, label = loss.scores(4, 5), torch.tensor([0, 1, 2, 3])
+    where = torch.ones(4, 5, dtype=torch.bool)
+    where[0, 1], where[1, 1], where[2, 3:] = False, False, False
+    found = loss(x, label, where=where, reduction="none")
+    torch.testing.assert_close(found[0], loss(x[0, [0, 2, 3, 4]], torch.tensor(0), reduction="none"))
+    torch.testing.assert_close(found[2], loss(x[2, :3], torch.tensor(2), reduction="none"))
+    torch.testing.assert_close(found[3], loss(x[3], torch.tensor(3), reduction="none"))
+    if loss.loss.name != "eps_cross_entropy":  # which counts the classes that are there
+        torch.testing.assert_close(found, loss(x.masked_fill(~where, -math.inf), label, reduction="none"))
+    module = loss.loss.module(**loss.options, reduction="none")
+    torch.testing.assert_close(module(x, label, where=where), found)
+
+
+@pytest.mark.parametrize("dim", [0, 2, -1, (1,), (1, 3), (3, 1), (0, 1, 2, 3)], ids=str)
+def test_dim_says_where_the_classes_are_and_several_axes_are_one(loss: LossCase, dim):
+    if loss.loss.on_cosines:
+        return
+    shape = (2, 3, 4, 2)
+    x = loss.scores(*shape)
+    dims = tuple(d % 4 for d in (dim if isinstance(dim, tuple) else (dim,)))
+    rest = [axis for axis in range(4) if axis not in dims]
+    classes = math.prod(shape[axis] for axis in dims)
+    first = len(rest[:1])
+    merged = lambda v: v.permute(*rest[:1], *dims, *rest[1:]).flatten(first, first + len(dims) - 1)
+    label = labels(tuple(shape[axis] for axis in rest), classes)
+    y = torch.softmax(merged(x).roll(1, first), first)
+    unmerged = y.unflatten(first, [shape[axis] for axis in dims])
+    soft_target = unmerged.permute([[*rest[:1], *dims, *rest[1:]].index(axis) for axis in range(4)])
+    where = x > -3.0
+    tau = 0.7 + torch.rand([1 if axis in dims else n for axis, n in enumerate(shape)], dtype=torch.float64)
+    for ours, theirs, reduction in ((label, label, "none"), (soft_target, y, "mean")):
+        z = x.clone().requires_grad_()
+        found = loss(z, ours, dim=dim, reduction=reduction, temperature=tau)
+        torch.testing.assert_close(found, loss(merged(x), theirs, reduction=reduction, temperature=merged(tau)))
+        assert torch.autograd.grad(found.sum(), z)[0].shape == shape
+        array = loss(x.numpy(), ours.numpy(), dim=dim, reduction=reduction, where=where.numpy())
+        torch.testing.assert_close(torch.as_tensor(array), loss(merged(x), theirs, reduction=reduction, where=merged(where)))
+
+
+def test_dim_and_empty_that_are_wrong_are_refused(loss: LossCase):
+    x, label = loss.scores(2, 3), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="empty must be"):
+        loss.loss.module(**loss.options, empty="none")
+    if loss.loss.on_cosines:
+        return
+    with pytest.raises(ValueError, match="dim must name each axis"):
+        loss(x, label, dim=(1, 1))
+    with pytest.raises(IndexError, match="dim must be in"):
+        loss(x, label, dim=2)
+    with pytest.raises(ValueError, match="size 1 along dim"):
+        loss(x, label, dim=(1,), temperature=torch.ones(2, 3))
+    with pytest.raises(ValueError, match="scores' shape"):
+        loss(x, soft((3, 2)), dim=0)
+    with pytest.raises(TypeError, match="where must be boolean"):
+        loss(x, label, where=x)
+
+
+def test_the_mean_over_nothing_may_be_zero(loss: LossCase, dtype: torch.dtype):
+    weight = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=dtype)
+    for number, label, options in ((0, 0, {}), (3, -100, {}), (3, 1, {"weight": weight}), (3, 1, {"ignore_index": 1})):
+        x, target = loss.scores(number, 4, dtype=dtype).requires_grad_(), torch.full((number,), label)
+        for scores in (x, x.detach()):
+            assert bool(loss(scores, target, **options).isnan())
+        for value in (loss(x.detach(), target, empty="zero", **options), loss(x, target, empty="zero", **options)):
+            assert float(value.detach()) == 0.0
+        assert not bool(torch.autograd.grad(value, x)[0].any())
+        own = {"weight": options.get("weight"), "ignore_index": options.get("ignore_index", -100)}
+        assert float(loss.loss.module(**loss.options, **own, empty="zero")(x.detach(), target)) == 0.0
+        if loss.loss.row_form is not None and number:
+            value, _ = loss.loss.in_parts([x.detach()[:, :2], x.detach()[:, 2:]], target, **own, empty="zero", **loss.options)
+            assert float(value) == 0.0
+    x, target = loss.scores(3, 4, dtype=dtype), torch.tensor([0, 3, 0])
+    torch.testing.assert_close(loss(x, target, empty="zero"), loss(x, target))
 
 
 def test_an_eps_beyond_the_dtype_makes_all_classes_alike(dtype: torch.dtype):
@@ -260,16 +370,14 @@ def test_every_map_has_a_surrogate_an_eps_cross_entropy_and_a_soft_accuracy(case
     x, target = normal(4, 5), labels((4,))
     p = case(x)
     at_target = p.gather(-1, target[:, None])[:, 0]
-    eps = 1e-3
+    eps, named = 1e-3, {f"map_{name}": value for name, value in case.params.items()}  # which an option may be called too
     torch.testing.assert_close(
-        sm.eps_cross_entropy(
-            x, target, map=case.map, eps=eps, reduction="none", **{f"map_{name}": value for name, value in case.params.items()}
-        ),
+        sm.eps_cross_entropy(x, target, map=case.map, eps=eps, reduction="none", **named),
         -torch.log((at_target + eps) / (1 + 5 * eps)),
     )
-    torch.testing.assert_close(sm.soft_accuracy_loss(x, target, map=case.map, **case.params), -at_target.mean())
+    torch.testing.assert_close(sm.soft_accuracy_loss(x, target, map=case.map, **named), -at_target.mean())
     x.requires_grad_()
-    (gradient,) = torch.autograd.grad(sm.surrogate_loss(x, target, map=case.map, reduction="sum", **case.params), x)
+    (gradient,) = torch.autograd.grad(sm.surrogate_loss(x, target, map=case.map, reduction="sum", **named), x)
     torch.testing.assert_close(gradient, p - F.one_hot(target, 5), atol=1e-12, rtol=0)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from softmaxima.core.public import telling
 
+OF_WHOLE_ROWS = ("dim", "where")  # which a room takes where it names them itself
+
 
 @functools.cache
 def by_name(module: str, function: Callable[..., Any], name: str, whole: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -51,7 +53,7 @@ def _options(function: Callable[..., Any], whole: Callable[..., Any]) -> list[in
         parameter.replace(annotation="Any") if "Array" in str(parameter.annotation) else parameter
         for parameter in inspect.signature(whole).parameters.values()
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
-        and (parameter.name not in known or parameter.kind is parameter.VAR_KEYWORD)
+        and (parameter.name not in (*known, *OF_WHOLE_ROWS) or parameter.kind is parameter.VAR_KEYWORD)
         and not parameter.name.startswith("_")
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from softmaxima.losses._classification import (
     REGISTRY,
     Loss,
     check_class_weight,
+    check_empty,
     check_labels,
     check_shared,
     check_soft,
@@ -43,6 +45,7 @@ def chunked_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: Any = 1.0,
     split_every: Any = None,
     **options: Any,
@@ -57,8 +60,8 @@ def chunked_loss(
         input: scores [N, C, …] or [C], in chunks of known sizes along any axes.
         target: labels [N, …] or probabilities of the shape of the scores, a NumPy or a Dask array in whatever chunks.
         weight: of the classes [C], a NumPy or a Dask array in whatever chunks, or a tensor.
-        ignore_index, reduction, label_smoothing, temperature, options: as the loss has them. Temperature and numbers a row may
-            be NumPy or Dask arrays.
+        ignore_index, reduction, label_smoothing, empty, temperature, options: as the loss has them. Temperature and numbers a row
+            may be NumPy or Dask arrays.
         split_every: how many states are merged at a time, an int of at least 2 or a dict with one for each axis as Dask has it; by
             default what Dask's setting of that name says, or 32.
 
@@ -85,6 +88,7 @@ def chunked_loss(
     split_every = check_split(name, split_every, scores)
     like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
     ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
+    of_nothing = math.nan if check_empty(name, empty) == "nan" else 0.0
     if scores.ndim == 0:
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got an array of no axes")
     axis, every = min(scores.ndim - 1, 1), tuple(range(scores.ndim))
@@ -112,21 +116,23 @@ def chunked_loss(
         value = chunks.of_rows(of.value, known, np.float64)
     else:
         value = chunks.each(of.part_value, np.float64, known=known).sum(axis, keepdims=True, split_every=split_every)
-    return _reduced(
-        value, chunks.of_rows(of.counted, known, np.float64), reduction, axis, split_every, scores.dtype.newbyteorder("=")
-    )
+    counted, dtype = chunks.of_rows(of.counted, known, np.float64), scores.dtype.newbyteorder("=")
+    return _reduced(value, counted, reduction, of_nothing, axis, split_every, dtype)
 
 
-def _reduced(value: Array, counted: Array, reduction: str, axis: int, split_every: Any, dtype: np.dtype) -> Array:
+def _reduced(
+    value: Array, counted: Array, reduction: str, of_nothing: float, axis: int, split_every: Any, dtype: np.dtype
+) -> Array:
     if reduction == "none":
         return da.map_blocks(_rounded, value.squeeze(axis), to=dtype, dtype=dtype, meta=np.empty((0,) * (value.ndim - 1), dtype))
     sums = [each.sum(split_every=split_every) for each in ((value,) if reduction == "sum" else (value, counted))]
-    return da.map_blocks(_rounded, *sums, to=dtype, dtype=dtype, meta=np.empty((), dtype))
+    return da.map_blocks(_rounded, *sums, of_nothing=of_nothing, to=dtype, dtype=dtype, meta=np.empty((), dtype))
 
 
-def _rounded(value: Any, counted: Any = 1.0, *, to: np.dtype) -> np.ndarray:
-    """The quotient, of nothing NaN."""
-    total = torch.as_tensor(np.asarray(value)) / torch.as_tensor(np.asarray(counted, np.float64))
+def _rounded(value: Any, counted: Any = 1.0, *, of_nothing: float = math.nan, to: np.dtype) -> np.ndarray:
+    """The quotient."""
+    value, count = torch.as_tensor(np.asarray(value)), torch.as_tensor(np.asarray(counted, np.float64))
+    total = torch.where((count == 0) & ~value.isnan(), of_nothing, value / count)
     return total.to(as_tensor("dask", "scores", np.empty((), to)).dtype).numpy()
 
 

@@ -33,7 +33,7 @@ from softmaxima.distributed.maps import of_shared_rows
 from softmaxima.distributed.ranks import MeshRanks, ranks_along
 from softmaxima.distributed.sums import sum_of_shared_rows
 from softmaxima.losses import REGISTRY
-from softmaxima.losses._classification import Evaluation, check_labels, check_shared, prepare
+from softmaxima.losses._classification import Evaluation, check_empty, check_labels, check_shared, prepare
 from softmaxima.losses._parts import LossInParts, bind
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.lse.logsumexp import prepare as prepare_sum
@@ -221,6 +221,7 @@ def of_loss(
     ignore_index: Any,
     reduction: Any,
     smoothing: Any,
+    empty: Any = "nan",
     temperature: Any = 1.0,
 ) -> DTensor:
     """The loss, the same on all ranks, or sharded as rows are where it is one of each.
@@ -230,6 +231,7 @@ def of_loss(
     if x.ndim == 0:
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
     ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, smoothing)
+    empty = check_empty(name, empty)
     target = target if isinstance(target, Tensor) else as_tensor(name, "target", target)
     axis = 0 if x.ndim == 1 else 1
     layout = laid_out(name, x, (axis,))
@@ -240,7 +242,7 @@ def of_loss(
         bound = _in_parts(name, layout, target.is_floating_point(), smoothing, ignore_index, tau, options)
     layout = layout if bound is not None else layout.whole()
     with layout.working(reduction):
-        return _loss(layout, bound, evaluation, options, target, weight, ignore_index, reduction, smoothing, tau)
+        return _loss(layout, bound, evaluation, options, target, weight, ignore_index, reduction, smoothing, empty, tau)
 
 
 def _loss(
@@ -253,6 +255,7 @@ def _loss(
     ignore_index: int,
     reduction: str,
     smoothing: float,
+    empty: str,
     tau: Any,
 ) -> DTensor:
     """The loss of checked options, in parts where it is bound to them."""
@@ -267,20 +270,20 @@ def _loss(
     if bound is not None:
         if isinstance(target, DTensor) and not y.is_floating_point():
             check_labels(name, y.long(), bound.n, ignore_index)
-        batch = prepare(name, own, y, weight, ignore_index, reduction, smoothing, shared=True)
+        batch = prepare(name, own, y, weight, ignore_index, reduction, smoothing, empty, shared=True)
         ranks = ranks_along(name, layout.mesh, layout.along)
         value = loss_of_scores(name, ranks, layout.agreement(), bound, batch, ignore_index, total)
     elif reduction == "none" or not layout.across:
-        batch = prepare(name, own, y, weight, ignore_index, reduction, smoothing, tau)
+        batch = prepare(name, own, y, weight, ignore_index, reduction, smoothing, empty, tau)
         value = batch.evaluate(evaluation(batch, **options))
     else:
-        batch = prepare(name, own, y, weight, ignore_index, "sum", smoothing, tau)
+        batch = prepare(name, own, y, weight, ignore_index, "sum", smoothing, empty, tau)
         wide, number = replace(batch, dtype=torch.float64), batch.normaliser()
         sums = wide.evaluate(evaluation(wide, **options))
         number = number if isinstance(number, Tensor) else sums.new_full((), math.prod(own.shape) / max(own.shape[axis], 1))
         sums, number = total(torch.stack((sums, number)))
         nothing = number == 0  # no row counts, and scores get a gradient of 0
-        mean = (sums / number.masked_fill(nothing, 1.0)).masked_fill(nothing, math.nan)
+        mean = (sums / number.masked_fill(nothing, 1.0)).masked_fill(nothing, math.nan if empty == "nan" else 0.0)
         value = (mean if reduction == "mean" else sums).to(batch.dtype)
     return layout.put(value, rows if reduction == "none" else ())
 

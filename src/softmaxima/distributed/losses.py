@@ -42,6 +42,7 @@ def shared_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
     **options: Any,
 ) -> Tensor:
@@ -58,7 +59,7 @@ def shared_loss(
         target: labels [N, …], which count the classes of all ranks, the same on every rank; or probabilities of own classes.
         weight: of this rank's classes [C].
         group: a process group, a mesh of one axis, or None for all ranks.
-        ignore_index, reduction, label_smoothing, temperature, options: as the loss has them, the same on every rank.
+        ignore_index, reduction, label_smoothing, empty, temperature, options: as the loss has them, the same on every rank.
 
     Returns:
         The loss, the same to the last bit on every rank, in the dtype of the scores: of no axes, or of the shape of labels by
@@ -79,7 +80,7 @@ def shared_loss(
     with ranks.telling(called):
         found, own = find_loss(called, loss)
         name = f"distributed.{found.name}"
-        batch = prepare(name, shard, target, weight, ignore_index, reduction, label_smoothing, shared=True)
+        batch = prepare(name, shard, target, weight, ignore_index, reduction, label_smoothing, empty, shared=True)
         tau = moved_last(
             check_per_row(name, "temperature", temperature, batch.given, batch.class_axis, *TEMPERATURE), batch.class_axis
         )
@@ -116,7 +117,7 @@ def alike_of_batch(
     """What must be the same on all ranks, the arguments that all losses have and these."""
     options = {
         "rows": tuple(batch.rows.shape[:-1]), "dtype": batch.rows.dtype, "reduction": batch.reduction, **options,
-        "label_smoothing": batch.smoothing, "ignore_index": ignore_index,
+        "label_smoothing": batch.smoothing, "ignore_index": ignore_index, "empty": batch.empty,
         "target": "probabilities" if batch.labels is None else spoken(batch.labels, batch.ignored),
     }  # fmt: skip
     return alike(options, beside={"weight": batch.class_weight, **(beside or {})}, learning=learning)
@@ -133,7 +134,7 @@ def loss_of_scores(
 ) -> Tensor:
     """The reduced loss, of scores that there are, of which the ranks have agreed what each has."""
     loss = RowLosses.of(name, ranks, agreement, bound, batch, ignore_index)
-    return outside_compilers(_SharedLoss.apply, MESSAGES)(loss, batch.reduction, total, batch.rows)
+    return outside_compilers(_SharedLoss.apply, MESSAGES)(loss, batch.reduction, batch.empty, total, batch.rows)
 
 
 class Found(NamedTuple):
@@ -150,14 +151,14 @@ class Found(NamedTuple):
         of = lambda state: tuple(values[some] for values in state)
         return Found(self.values[some], self.counted[some], Targets(*of(self.targets)), of(self.state), of(self.sums))
 
-    def reduced(self, reduction: str, total: Total | None = None) -> tuple[Tensor, Tensor]:
+    def reduced(self, reduction: str, empty: str = "nan", total: Total | None = None) -> tuple[Tensor, Tensor]:
         """(the loss, what its gradient is multiplied by)."""
         one = self.values.new_ones(())
         if reduction == "none":
             return self.values, one
         sums = torch.stack((self.values.sum(), self.counted.sum(dtype=torch.float64)))
         value, number = sums if total is None else total(sums)
-        scale = 1 / number.where(number != 0, math.nan) if reduction == "mean" else one
+        scale = 1 / number.where(number != 0, math.nan if empty == "nan" else 1.0) if reduction == "mean" else one
         return value * scale, scale
 
 
@@ -316,10 +317,10 @@ class RowLosses:
 
 class _SharedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, loss: RowLosses, reduction: str, total: Total | None, x: Tensor) -> Tensor:
+    def forward(ctx: Any, loss: RowLosses, reduction: str, empty: str, total: Total | None, x: Tensor) -> Tensor:
         with loss.ranks.working(loss.name):
             found = loss.evaluate(lambda: [(..., x.detach())])
-            value, scale = found.reduced(reduction, total)
+            value, scale = found.reduced(reduction, empty, total)
         ctx.loss, ctx.is_of_rows, ctx.kept = loss, reduction == "none", loss.kept()
         save(ctx, x, scale, found)
         return value.to(x.dtype)
@@ -331,7 +332,7 @@ class _SharedLoss(torch.autograd.Function):
         ctx.kept.check(ctx.loss.name)
         x, scale, found = saved(ctx)
         slope = ctx.loss.slope(..., x, found, per_row(g, scale, found, ctx.is_of_rows))
-        return None, None, None, slope
+        return None, None, None, None, slope
 
 
 def per_row(g: Tensor, scale: Tensor, found: Found, is_of_rows: bool) -> Tensor:

@@ -63,11 +63,11 @@ def losses(request: Request, needs: list[bool]) -> list[Tensor]:
     normaliser: Any = batch.normaliser() if batch.reduction == "mean" else 1.0
     if isinstance(normaliser, Tensor) and is_concrete(request.hidden):
         normaliser = float(normaliser)
-    counts = normaliser > 0
+    counts, of_nothing = normaliser > 0, math.nan if batch.empty == "nan" else 0.0
     if isinstance(normaliser, Tensor):
-        scale, each = torch.where(counts, 1 / normaliser, 0.0), torch.where(counts, 1 / normaliser, math.nan)
+        scale, each = torch.where(counts, 1 / normaliser, 0.0), torch.where(counts, 1 / normaliser, of_nothing)
     else:
-        scale, each = (1 / normaliser, 1 / normaliser) if counts else (0.0, math.nan)
+        scale, each = (1 / normaliser, 1 / normaliser) if counts else (0.0, of_nothing)
     done = Pass(request, needs, scale=scale).run()
     return [(done.values.sum() * each).to(request.hidden.dtype), *done.gradients()]
 
@@ -107,6 +107,7 @@ class Given(NamedTuple):
     class_weight: Tensor | None
     smoothing: float
     reduction: str
+    empty: str
     softcap: float  # 0 for none
     z_loss: float
     outputs: str
@@ -133,6 +134,7 @@ class Given(NamedTuple):
             class_weight=batch.class_weight,
             smoothing=batch.smoothing,
             reduction=batch.reduction,
+            empty=batch.empty,
             softcap=request.softcap or 0.0,
             z_loss=request.z_loss,
             outputs=" ".join(request.outputs),
@@ -158,6 +160,7 @@ class Given(NamedTuple):
             class_weight=self.class_weight,
             smoothing=self.smoothing,
             reduction=self.reduction,
+            empty=self.empty,
             given=rows,
             dtype=dtype,
         )

@@ -38,7 +38,7 @@ from softmaxima.heads.request import Request
 from softmaxima.losses._classification import Loss, check_class_weight, prepare
 from softmaxima.losses._finding import find_loss
 
-OUTPUTS = ("log_prob", "entropy")
+OUTPUTS = ("log_prob", "entropy", "z_loss")
 
 
 class LinearOutputs(NamedTuple):
@@ -52,6 +52,7 @@ class LinearOutputs(NamedTuple):
     loss: Tensor
     log_prob: Tensor | None = None
     entropy: Tensor | None = None
+    z_loss: Tensor | None = None
 
 
 @public
@@ -68,6 +69,7 @@ def linear_loss(
     label_smoothing: float = 0.0,
     class_weight: Tensor | None = None,
     reduction: str = "mean",
+    empty: str = "nan",
     z_loss: float = 0.0,
     chunk: int | tuple[int, int] | str = "auto",
     outputs: str | Sequence[str] = (),
@@ -84,15 +86,16 @@ def linear_loss(
         bias: b (classes). −∞ leaves out a class, though not below a softcap, under which its score is −c/τ.
         temperature: τ > 0, a number or a tensor that broadcasts to (…, 1); a tensor may require grad.
         softcap: c > 0; None leaves the scores as they are.
-        ignore_index, label_smoothing, reduction: as for `cross_entropy`; class_weight is its `weight`. Of a Fenchel–Young loss
-            ("sparsemax", "entmax15") a row of the label t counts w_t, smoothed or not; of the others Σ_c w_c y_c.
+        ignore_index, label_smoothing, reduction, empty: as for `cross_entropy`; class_weight is its `weight`. Of a Fenchel–Young
+            loss ("sparsemax", "entmax15") a row of the label t counts w_t, smoothed or not; of the others Σ_c w_c y_c.
         z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy, of
             whose targets those with the score −∞ count neither in it nor in the gradient.
         chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU. (rows, classes) takes some classes at
             a time too, for a layer of which not even the scores of a few rows are to be held: about twelve arrays of that size in
             float64, with the scores computed anew for each pass over them, at ten times the time and more. It goes without
             `outputs` and what learns beside the layer.
-        outputs: what to return beside the loss: "log_prob", log p_t of the map (…), and "entropy", −Σ p log p (…), both in nats.
+        outputs: what to return beside the loss: "log_prob", log p_t of the map (…), "entropy", −Σ p log p (…), both in nats, and
+            "z_loss", what z_loss added to the loss, reduced as it is: the loss less that is the one without.
             log p_t is −∞, without a gradient, where p_t is 0; below 1e-307 also, but of softmax and elastic softmax.
 
     Returns:
@@ -131,6 +134,7 @@ def linear_loss(
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         reduction=reduction,
+        empty=empty,
         chunk=chunk,
         outputs=outputs,
         **more,
@@ -179,10 +183,12 @@ def ask(
     result = lambda v: like_input(v.to(dtype), given)
     if not request.is_of_rows:
         return result(value)
-    loss_of = result(value[0].reshape(shape) if reduction == "none" else request.batch.reduce(value[0]))
+    reduced = lambda v: v.reshape(shape) if reduction == "none" else request.batch.reduce(v)
+    loss_of = result(reduced(value[0]))
     if not request.outputs:
         return loss_of
-    return LinearOutputs(loss_of, **{key: result(v.reshape(shape)) for key, v in zip(request.outputs, value[1:], strict=True)})
+    beside = zip(request.outputs, value[1:], strict=True)
+    return LinearOutputs(loss_of, **{key: result(reduced(v) if key == "z_loss" else v.reshape(shape)) for key, v in beside})
 
 
 def as_request(
@@ -197,6 +203,7 @@ def as_request(
     label_smoothing: float,
     reduction: str,
     chunk: Any,
+    empty: str = "nan",
     outputs: Any = (),
     bias: Tensor | None = None,
     tau: float | Tensor = 1.0,
@@ -214,7 +221,7 @@ def as_request(
     if class_weight is not None:
         what = "class_weight"
         class_weight = check_device(name, what, check_class_weight(name, class_weight, classes, scores.dtype, what), hidden)
-    batch = prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing, shared=shared)
+    batch = prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing, empty, shared=shared)
     if batch.ignored is not None:
         rows = rows.masked_fill(batch.ignored.unsqueeze(-1), 0.0)  # whatever they hold
     request = Request(

@@ -16,9 +16,9 @@ from softmaxima.core.rowwise import compute, pull
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.class_parts import add_part
 from softmaxima.heads.products import LayerGradients, layer_of, wanted
-from softmaxima.heads.request import Request, composed, composed_outputs, in_double, loss_of_log, of_rows
+from softmaxima.heads.request import Request, composed, composed_outputs, counted, in_double, loss_of_log, of_rows
 from softmaxima.heads.scores import Moved, move_labels, scored
-from softmaxima.losses.fenchel_young import class_params
+from softmaxima.losses.fenchel_young import class_params, conjugate
 
 AT_ONCE = {"cpu": 2**26, "cuda": 2**28}  # bytes of the scores of some rows, and of what is made of them
 BESIDE = 2**23  # of these bytes, what other things take
@@ -181,8 +181,7 @@ def _gradient_of_outputs(part: Request, slopes: Tensor) -> Tensor:
     total = torch.zeros_like(part.batch.rows)
     for output, slope in zip(part.outputs, slopes, strict=True):
         slope = slope if part.batch.ignored is None else slope.masked_fill(part.batch.ignored, 0.0)
-        of = _gradient_of_log_prob if output == "log_prob" else _gradient_of_entropy
-        total += of(part, slope.unsqueeze(-1))
+        total += GRADIENTS[output](part, slope.unsqueeze(-1))
     return total
 
 
@@ -207,6 +206,17 @@ def _gradient_of_log_prob(part: Request, slope: Tensor) -> Tensor:
     likely = p.gather(-1, index)
     of_p = torch.zeros_like(p).scatter_(-1, index, torch.where(likely > 0, slope.double() / likely, 0.0))
     return pull(map, p, of_p, z if map.uses_scores else None, 1.0, None, values)
+
+
+def _gradient_of_z_loss(part: Request, slope: Tensor) -> Tensor:
+    """2zV p, as often as the row counts."""
+    map, z, params = in_double(part)
+    p = compute(map, z, 1.0, None, list(params.values()))
+    each = counted(part, 2 * part.z_loss * conjugate(map, z, p, params), z) if part.z_loss else torch.zeros_like(z[:, 0])
+    return torch.where(p == 0, 0.0, p * each.unsqueeze(-1) * slope)
+
+
+GRADIENTS = {"log_prob": _gradient_of_log_prob, "entropy": _gradient_of_entropy, "z_loss": _gradient_of_z_loss}
 
 
 def _add_to(total: Tensor, span: slice, values: Tensor) -> None:

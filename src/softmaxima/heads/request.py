@@ -134,15 +134,21 @@ def composed(part: Request) -> Tensor:
 def _composed_losses(part: Request) -> Tensor:
     batch, how = part.batch, part.how
     values = how.composite((batch.in_double() if how.double else batch).in_range()).double()
-    if part.z_loss == 0:
-        return values
+    return values if part.z_loss == 0 else values + _z_loss(part)
+
+
+def _z_loss(part: Request) -> Tensor:
+    """What z·V² adds to the loss of each row [rows]."""
     map, z, params = in_double(part)
-    squares = part.z_loss * conjugate(map, z, map(z, **params), params).square()
+    found = counted(part, part.z_loss * conjugate(map, z, map(z, **params), params).square(), z)
+    return found if part.batch.ignored is None else found.masked_fill(part.batch.ignored, 0.0)
+
+
+def counted(part: Request, values: Tensor, z: Tensor) -> Tensor:
+    """Numbers of rows [rows], times what p counts in the gradient of the loss."""
     if part.loss.row_form.fenchel:  # type: ignore[union-attr]
-        squares = batch.weigh(squares)
-    else:
-        squares = batch.weighted_expectation(squares.unsqueeze(-1).expand(sizes(z)).masked_fill(z == -math.inf, 0.0))
-    return values + (squares if batch.ignored is None else squares.masked_fill(batch.ignored, 0.0))
+        return part.batch.weigh(values)
+    return part.batch.weighted_expectation(values.unsqueeze(-1).expand(sizes(z)).masked_fill(z == -math.inf, 0.0))
 
 
 def in_double(part: Request) -> tuple[Map, Tensor, dict[str, Any]]:
@@ -154,7 +160,7 @@ def in_double(part: Request) -> tuple[Map, Tensor, dict[str, Any]]:
 
 def composed_outputs(part: Request) -> list[Tensor]:
     """What is asked for beside the loss, in float64, [rows] each, 0 in rows that are ignored."""
-    found = [_log_prob(part) if output == "log_prob" else _entropy(part) for output in part.outputs]
+    found = [OUTPUTS[output](part) for output in part.outputs]
     ignored = part.batch.ignored
     return found if ignored is None else [value.masked_fill(ignored, 0.0) for value in found]
 
@@ -174,6 +180,13 @@ def _log_prob(part: Request) -> Tensor:
     p = map(z, **params).gather(-1, part.batch.labels.unsqueeze(-1)).squeeze(-1)  # type: ignore[union-attr]
     impossible = p == 0
     return p.masked_fill(impossible, 1.0).log().masked_fill(impossible, -math.inf)
+
+
+def _z_loss_beside(part: Request) -> Tensor:
+    return _z_loss(part) if part.z_loss else torch.zeros(sizes(part.batch.rows)[0], dtype=torch.float64, device=part.hidden.device)
+
+
+OUTPUTS = {"log_prob": _log_prob, "entropy": _entropy, "z_loss": _z_loss_beside}
 
 
 def loss_of_log(map: Map) -> Loss | None:

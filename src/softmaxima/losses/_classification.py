@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -24,6 +25,7 @@ from softmaxima.core.arguments import (
     as_tensor,
     check_device,
     check_per_row,
+    check_where,
     like_input,
     moved_last,
     scale_domain,
@@ -43,9 +45,12 @@ from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, tr
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import has_kernel
 from softmaxima.losses._parts import RowForm, bind
+from softmaxima.lse.logsumexp import check_dims
 
 REDUCTIONS = ("mean", "sum", "none")
-SHARED = ("weight", "ignore_index", "reduction", "label_smoothing")  # options of all losses
+EMPTY = ("nan", "zero")
+SHARED = ("weight", "ignore_index", "reduction", "label_smoothing", "empty")  # options of all losses
+OF_SCORES = ("temperature", "dim", "where")  # and of those that are not of cosines
 
 # (rows, target, class_weight=, smoothing=, scale=, gradient=) → (the loss of each row in double, `scale` times its gradient)
 RowLosses = Callable[..., tuple[Tensor, Tensor | None]]
@@ -86,6 +91,8 @@ class Batch:
     given: Any = field(repr=False)  # the scores as they came, whose kind the result has
     dtype: torch.dtype  # of the result
     divided: Divided | None = None  # what `rows` are made of, where there is a temperature
+    allowed: Tensor | None = None  # [rows…, classes], False for classes that are not there, whose scores are −∞; None for all
+    empty: str = "nan"  # the mean over nothing
 
     def shifted(self, map: Map, params: dict[str, Any]) -> tuple[Map, dict[str, Any], bool]:
         """(map, parameters) that make of these rows what the map makes of x/τ, and whether none do, so that it needs x/τ itself."""
@@ -129,6 +136,19 @@ class Batch:
     def class_axis(self) -> int:
         return 0 if self.given.ndim == 1 else 1
 
+    @property
+    def classes(self) -> int | Tensor:
+        """How many each row has; [rows…, 1] where they are not the same."""
+        if self.allowed is None:
+            return sizes(self.rows)[-1]
+        return self.allowed.sum(-1, keepdim=True, dtype=torch.float64).clamp_min(1.0)
+
+    def spread(self, dtype: torch.dtype) -> float | Tensor:
+        """What smoothing gives each class, [rows…, classes] where some are not there."""
+        if self.allowed is None:
+            return self.smoothing / sizes(self.rows)[-1]
+        return (self.smoothing / self.classes * self.allowed).to(dtype)
+
     def target_distribution(self, dtype: torch.dtype) -> Tensor:
         """y [rows…, classes], smoothed."""
         classes = self.rows.shape[-1]
@@ -136,7 +156,7 @@ class Batch:
             y = self.soft.to(dtype)  # type: ignore[union-attr]
         else:
             y = (self.labels.unsqueeze(-1) == torch.arange(classes, device=self.labels.device)).to(dtype)
-        return y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / classes
+        return y if self.smoothing == 0 else y * (1 - self.smoothing) + self.spread(dtype)
 
     def expectation(
         self, values: Tensor, class_weight: Tensor | None = None, of: Callable[[Tensor], Tensor] = lambda values: values
@@ -151,8 +171,8 @@ class Batch:
         hit = _weighted_sum(share.expand(self.labels.shape).unsqueeze(-1), of(values.gather(-1, index)))
         if self.smoothing == 0:
             return hit
-        spread = self.smoothing / values.shape[-1] * (one if class_weight is None else class_weight)
-        return hit + _weighted_sum(spread.expand(values.shape[-1:]), of(values))
+        spread = self.spread(values.dtype) * (one if class_weight is None else class_weight)
+        return hit + _weighted_sum(spread if spread.ndim > 1 else spread.expand(values.shape[-1:]), of(values))
 
     def weighted_expectation(self, values: Tensor) -> Tensor:
         """The expectation with the class weights inside, Σ_c w_c y_c values_c, as in cross-entropy."""
@@ -181,8 +201,8 @@ class Batch:
         if self.reduction != "none":
             rows = rows.sum()
         if self.reduction == "mean":
-            weight = self.normaliser()
-            rows = rows / (weight.where(weight != 0, math.nan) if isinstance(weight, Tensor) else weight)
+            weight, of_nothing = self.normaliser(), math.nan if self.empty == "nan" else 1.0
+            rows = rows / (weight.where(weight != 0, of_nothing) if isinstance(weight, Tensor) else weight or of_nothing)
         return rows.to(self.dtype)
 
     def result(self, loss: Tensor) -> Any:
@@ -232,7 +252,9 @@ class Batch:
         return self.result(self.reduce(loss) if compiling else loss)
 
     def is_fusible(self, how: Evaluation) -> bool:
-        """Whether a kernel can make the losses."""
+        """Whether a kernel can make the losses; none smooths a target among some classes alone."""
+        if self.allowed is not None and self.smoothing > 0:
+            return False
         return how.losses is not None and is_fusible(self.rows, *self._targets, self.class_weight, *how.others)
 
     def kernel_target(self) -> Tensor:
@@ -250,7 +272,7 @@ class Batch:
     def normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
             rows = math.prod(self.rows.shape[:-1])
-            return rows.double() if isinstance(rows, Tensor) else rows or math.nan  # a tensor where it is traced
+            return rows.double() if isinstance(rows, Tensor) else rows  # a tensor where it is traced
         weights = (
             self.class_weight[self.labels]
             if self.class_weight is not None
@@ -281,12 +303,67 @@ def reduced(
     return general(*shared) if found is None else found
 
 
-def evaluated(name: str, evaluation: Callable[..., Evaluation], options: Mapping[str, Any], input: Any, *shared: Any) -> Any:
+def evaluated(
+    name: str,
+    evaluation: Callable[..., Evaluation],
+    options: Mapping[str, Any],
+    input: Any,
+    target: Any,
+    weight: Any,
+    ignore_index: Any,
+    reduction: Any,
+    label_smoothing: Any,
+    empty: Any = "nan",
+    temperature: Any = 1.0,
+    dim: Any = None,
+    where: Any = None,
+) -> Any:
     """The reduced loss of any arguments."""
     if is_dtensor(input):
+        if dim is not None or where is not None:
+            what, repair = ("where", "give −∞ for scores to leave out") if dim is None else ("dim", "move the classes to axis 1")
+            raise ValueError(f"{name}: {what} is not for scores that are a DTensor; {repair}")
+        shared = (target, weight, ignore_index, reduction, label_smoothing, empty, temperature)
         return form_of_dtensors("loss")(name, evaluation, options, input, *shared)
-    batch = prepare(name, input, *shared)
+    if dim is not None:
+        input, target, temperature, where, options = _classes_first(name, dim, input, target, temperature, where, options)
+    batch = prepare(name, input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, where)
     return batch.evaluate(evaluation(batch, **options))
+
+
+def _classes_first(
+    name: str, dim: Any, input: Any, target: Any, temperature: Any, where: Any, options: Mapping[str, Any]
+) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """(scores, target, temperature, where, options), with the axes `dim` of the scores as one, where F.cross_entropy has it."""
+    scores = as_scores(name, input)
+    dims, shape = check_dims(name, dim, scores.ndim), sizes(scores)
+    rest = [axis for axis in range(len(shape)) if axis not in dims]
+    order, first = (*rest[:1], *dims, *rest[1:]), len(rest[:1])
+    merged = lambda v: v.permute(order).flatten(first, first + len(dims) - 1)
+
+    def a_row(what: str, value: Any) -> Any:
+        if not isinstance(value, (Tensor, np.ndarray)):
+            return value
+        each = as_tensor(name, what, value)
+        if each.ndim == 0 or each.ndim > len(shape):
+            return each
+        each = each[(None,) * (len(shape) - each.ndim)]
+        if any(each.shape[axis] != 1 for axis in dims):
+            raise ValueError(f"{name}: {what} must have size 1 along dim {dim} of scores of shape {shape}, got {sizes(each)}")
+        return merged(each)
+
+    y, mask = as_tensor(name, "target", target), check_where(name, where, scores)
+    if y.is_floating_point():
+        if sizes(y) != shape:
+            raise ValueError(f"{name}: target probabilities must have the scores' shape {shape}, got {sizes(y)}")
+        y = merged(y)
+    return (
+        like_input(merged(scores), input),
+        y,
+        a_row("temperature", temperature),
+        None if mask is None else merged(mask.expand(shape)),
+        {key: a_row(key, value) for key, value in options.items()},
+    )
 
 
 def _of_labels(
@@ -303,11 +380,14 @@ def _of_labels(
     ignore_index: Any,
     reduction: Any,
     label_smoothing: Any,
+    empty: Any = "nan",
     temperature: Any = 1.0,
+    dim: Any = None,
+    where: Any = None,
 ) -> Tensor | None:
     """What `CALLS` makes of it; None of all that is not plain."""
     calls, kernel = native.CALLS, map.kernel
-    if calls is None or is_dynamo_compiling() or kernel is None:
+    if calls is None or is_dynamo_compiling() or kernel is None or dim is not None or where is not None or empty != "nan":
         return None
     loss, of_map = (kernel.addresses.loss, None) if given is None else (native.given_address(given), kernel.addresses.forward)
     if not loss:
@@ -364,7 +444,7 @@ def losses_given(batch: Batch, name: str, map: Map, params: Iterable[Any] = (), 
 
 
 def losses_of_p(
-    batch: Batch, map: Map, params: Iterable[Any], of_p: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+    batch: Batch, map: Map, params: Iterable[Any], of_p: Callable[[Tensor, Any], tuple[Tensor, Tensor]]
 ) -> RowLosses | None:
     """The losses w ℓ(p_t) of labels t by the map's kernels; of_p(p, n) = (ℓ(p), ℓ′(p)) in float64."""
     kernel = map.kernel
@@ -378,7 +458,9 @@ def losses_of_p(
     ) -> tuple[Tensor, Tensor | None]:
         p = native.forward(kernel, x, 1.0, None, theta)
         label = target if batch.ignored is None else target.clamp_min(0)
-        values, slopes = of_p(p.gather(-1, label.unsqueeze(-1)).squeeze(-1).double(), p.shape[-1])
+        classes = batch.classes
+        n = classes.squeeze(-1) if isinstance(classes, Tensor) else classes
+        values, slopes = of_p(p.gather(-1, label.unsqueeze(-1)).squeeze(-1).double(), n)
         if class_weight is not None:
             weight = class_weight.double()[label]
             values = torch.where((weight == 0) & (values == math.inf), 0.0, values * weight)
@@ -439,7 +521,9 @@ def prepare(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
+    empty: str = "nan",
     temperature: Any = 1.0,
+    where: Any = None,
     shared: bool = False,
 ) -> Batch:
     """Validate the arguments that all losses share, and move the classes last.
@@ -450,6 +534,7 @@ def prepare(
     if scores.ndim == 0:
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
     ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
+    empty, mask = check_empty(name, empty), check_where(name, where, scores)
     class_axis = 0 if scores.ndim == 1 else 1
     shape = sizes(scores)
     classes = shape[class_axis]
@@ -465,7 +550,11 @@ def prepare(
     ignored = None
     if labels is not None:
         labels, ignored = check_labels(name, labels, None if shared else classes, ignore_index)
-    batch = Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype)
+    if mask is not None:
+        mask = mask.expand(shape).movedim(class_axis, -1)
+        rows = rows.masked_fill(~mask, -math.inf)
+    own = {"allowed": mask, "empty": empty}
+    batch = Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype, **own)
     tau = check_per_row(name, "temperature", temperature, scores, class_axis, *scale_domain(scores.dtype))
     if is_one(tau):
         return batch
@@ -500,6 +589,11 @@ def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: 
         check_choice(name, "reduction", reduction, REDUCTIONS),
         check_number(name, "label_smoothing", label_smoothing, lambda share: 0.0 <= share <= 1.0, "in [0, 1]"),
     )
+
+
+def check_empty(name: str, empty: Any) -> str:
+    """What the mean over nothing is."""
+    return check_choice(name, "empty", empty, EMPTY)
 
 
 def check_class_weight(
@@ -615,10 +709,13 @@ class LossModule(OptionsModule):
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        empty: str = "nan",
         **options: Any,
     ) -> None:
         name = type(self).__name__
         known = inspect.signature(type(self).function).parameters
+        if check_empty(name, empty) != "nan":
+            options["empty"] = empty
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         for unknown in () if takes_any else options.keys() - known:
             raise unknown_argument(name, unknown, [*known][2:])
@@ -629,8 +726,10 @@ class LossModule(OptionsModule):
             options["temperature"] = held_value(name, "temperature", options["temperature"], *TEMPERATURE)
         super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, **options)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return type(self).function(input, target, **self.options)
+    def forward(self, input: Tensor, target: Tensor, where: Tensor | None = None) -> Tensor:
+        """The loss; `where` is that of this batch."""
+        of_batch = {} if where is None else {"where": where}
+        return type(self).function(input, target, **{**self.options, **of_batch})
 
 
 @dataclass(frozen=True, eq=False)
@@ -665,7 +764,7 @@ class Loss:
 
     def __post_init__(self) -> None:
         known = inspect.signature(self.function).parameters.values()
-        shared = SHARED if self.on_cosines else (*SHARED, "temperature")
+        shared = SHARED if self.on_cosines else SHARED + OF_SCORES
         own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in shared}
         object.__setattr__(self, "own_options", own)
         object.__setattr__(self, "takes_any", any(p.kind is p.VAR_KEYWORD for p in known))
@@ -695,6 +794,7 @@ class Loss:
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        empty: str = "nan",
         temperature: float | Tensor = 1.0,
         **options: Any,
     ) -> tuple[Any, list[Any]]:
@@ -704,7 +804,7 @@ class Loss:
             parts: arrays [..., n], one after the other, or what `sm.in_parts(…).part(…)` makes; not an iterator, for they are read
                 several times.
             target: labels [...], the places of classes in the rows; or a list of the target probabilities of each part.
-            weight, ignore_index, reduction, label_smoothing, options: as the loss has them. `temperature` divides the scores.
+            weight, ignore_index, reduction, label_smoothing, empty, options: as the loss has them. `temperature` divides scores.
 
         Raises ValueError for a loss that has no form in parts, and for labels that are no place in them. Cost: two reads of the
         parts more than the map's probabilities take, or three where the loss is no value whose gradient is the map.
@@ -714,7 +814,7 @@ class Loss:
         >>> sm.losses.REGISTRY["sparsemax_loss"].in_parts([x[:, :2], x[:, 2:]], torch.tensor([1]))
         (tensor(2.), [tensor([[ 0., -1.]]), tensor([[1.]])])
         """
-        name = self.name
+        name, of_nothing = self.name, math.nan if check_empty(self.name, empty) == "nan" else 1.0
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
         options = self.complete(options)
         soft = isinstance(target, (list, tuple))
@@ -747,7 +847,7 @@ class Loss:
         scale = 1.0
         if reduction == "mean":
             total = float((counted if soft or weights is None else targets.weight).sum())
-            scale = 1.0 / total if total else math.nan
+            scale = 1.0 / (total or of_nothing)
         first = next(iter(rows.parts(parts)))
         value = value if reduction == "none" else value.sum() * scale
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts

@@ -2,6 +2,7 @@ r"""cross_entropy: L = −Σ_c y_c log softmax(x)_c = LSE(x) − ⟨x, y⟩, ∂
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,24 +30,32 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
 ) -> Array:
     """Cross-entropy of softmax, `LSE(x) − x_t` for a label t and `−Σ_c y_c log p_c` for probabilities y, in nats.
 
     Args:
         input: scores x, (C), (N, C) or (N, C, d…), float64, float32, bfloat16 or float16.
         target: class indices () , (N) or (N, d…), or probabilities of x's shape. Probabilities may require grad.
-        weight: one weight a class (C), finite and not negative.
+        weight: one weight a class (C), finite and not negative. A negative one, which torch takes, is refused on purpose: it would
+            reward being wrong without bound, and the mean could be over a sum of 0.
         ignore_index: class indices of this value add nothing, and their scores get no gradient.
         reduction: "mean" (over the weights of the rows that are not ignored; over all rows for probabilities), "sum" or "none".
         label_smoothing: ε in [0, 1]; the target becomes (1 − ε) y + ε/C.
         temperature: τ > 0, for the loss of x/τ: a number, a tensor that broadcasts against x with size 1 along the class axis, or a
             module that says one, such as `Temperature`; it may require grad. Any but 1.0 is computed in float64. τ and 1/τ must be
             numbers in the dtype that computes x, from 1.2e-38 to 8.5e37 for float32 and narrower ones, and x/τ one in float64.
+        dim: the axis of the classes; of a tuple the axes form one, in that order, whose places labels count. None: where
+            `F.cross_entropy` has it, axis 1, or 0 of (C).
+        where: a boolean mask that broadcasts against x; a class where it is False is not there, and its score is not read.
+            Smoothing is among the others alone, in torch's operations. A target outside costs what one of the score −∞ does.
+        empty: what the mean is where nothing counts, "nan", as in torch, or "zero", with a gradient of 0.
 
     Returns:
         A scalar, or one value a row, of x's dtype and array kind. A score of −∞ never gives NaN: the loss is +∞ if the target
-        has that class, with the gradient of the finite terms, and does not know of it otherwise. The mean over no rows is NaN, as
-        in torch.
+        has that class, with the gradient of the finite terms, and does not know of it otherwise.
 
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
@@ -58,7 +67,7 @@ def cross_entropy(
     >>> sm.cross_entropy(torch.tensor([[0.0, 1.0], [3.0, 0.0]]), torch.tensor([1, 0]))
     tensor(0.1809)
     """
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
     return reduced("cross_entropy", SOFTMAX, (), evaluation, {}, *shared)
 
 

@@ -2,6 +2,7 @@ r"""elastic_cross_entropy: L = −log p_t = log(Σ exp(x_j) + exp(β)) − x_t, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ def elastic_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
 ) -> Array:
     """Cross-entropy of the elastic softmax, `log(Σ_j exp(x_j) + exp(β)) − x_t` for a label t, in nats.
 
@@ -44,7 +48,7 @@ def elastic_cross_entropy(
     tensor(1.0986)
     """
     name, params = "elastic_cross_entropy", {"beta": beta}
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
     return reduced(name, ELASTIC_SOFTMAX, plain_numbers(ELASTIC_SOFTMAX, params), evaluation, params, *shared)
 
 

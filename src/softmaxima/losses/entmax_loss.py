@@ -2,6 +2,7 @@ r"""entmax_loss and entmax15_loss: the Fenchel–Young losses of entmax-α; ∂L
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,9 @@ def entmax_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
 ) -> Array:
     """The loss of entmax-α: convex, and for α > 1 exactly zero once x_t exceeds every other score by 1/(α − 1).
 
@@ -41,9 +45,8 @@ def entmax_loss(
     >>> sm.entmax_loss(torch.tensor([[4.0, 0.0]]), torch.tensor([0]), alpha=1.25)
     tensor(0.)
     """
-    return fenchel_young(
-        "entmax_loss", ENTMAX, {"alpha": alpha}, input, target, weight, ignore_index, reduction, label_smoothing, temperature
-    )
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
+    return fenchel_young("entmax_loss", ENTMAX, {"alpha": alpha}, *shared)
 
 
 @public
@@ -72,6 +75,9 @@ def entmax15_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
 ) -> Array:
     """The loss of entmax-1.5: convex, and exactly zero once x_t exceeds every other score by 2.
 
@@ -81,9 +87,8 @@ def entmax15_loss(
     >>> sm.entmax15_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.3905])
     """
-    return fenchel_young(
-        "entmax15_loss", ENTMAX15, {}, input, target, weight, ignore_index, reduction, label_smoothing, temperature
-    )
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
+    return fenchel_young("entmax15_loss", ENTMAX15, {}, *shared)
 
 
 @public

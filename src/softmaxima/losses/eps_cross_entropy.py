@@ -3,6 +3,7 @@ r"""eps_cross_entropy: L = −log((p_t + ε)/(1 + nε)), p = map(x): a cross-ent
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -41,15 +42,19 @@ def eps_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
     **params: Any,
 ) -> Array:
     """Cross-entropy of any map with ε added to each probability, `−log((p_t + ε)/(1 + nε))`, in nats, at most log(1/ε + n).
 
     Args:
         map: a registered name, the function of a map or a `Map`.
-        eps: ε ≥ 0. With 0 it is −log p_t, and +∞ without gradient where p_t = 0.
+        eps: ε ≥ 0, finite; of any size in any dtype. With 0 it is −log p_t, and +∞ without gradient where p_t = 0.
         **params: the map's parameters (`order=4`). One whose name is an option here is called `map_…`: `map_eps=0.5` is the ε
-            of `map="eps_softmax"`.
+            of `map="eps_softmax"`, and `map_empty` that of `map="rectified_softmax"`.
+        where: as for `cross_entropy`; n counts the classes that are there.
         The others, errors: as for `cross_entropy`. Cost: the map, and one more read.
 
     It is not convex, and a target far outside the support gets no gradient: where the map has a Fenchel–Young loss, prefer that.
@@ -58,7 +63,7 @@ def eps_cross_entropy(
     >>> sm.eps_cross_entropy(torch.tensor([[2.0, 0.0]]), torch.tensor([1]), eps=1e-3)
     tensor(6.9098)
     """
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
     return evaluated("eps_cross_entropy", evaluation, {"map": map, "eps": eps, **params}, *shared)
 
 
@@ -71,31 +76,33 @@ def evaluation(batch: Batch, map: AnyMap, eps: float, **params: Any) -> Evaluati
         p = batch.probabilities(found, values, absolute)
         return batch.reduce(0.0 - batch.expectation(p, batch.class_weight, lambda p: log_share(p, n, eps)))
 
-    n = sizes(batch.rows)[-1]
+    n = batch.classes
     losses = None if absolute else losses_of_p(batch, found, values.values(), partial(_of_p, eps=eps))
     steep = eps < STEEP * _largest(batch.class_weight)
     return Evaluation(losses, composite, tuple(values.values()), wide=True, double=steep)
 
 
-def log_share(p: Tensor, n: int, eps: float) -> Tensor:
+def log_share(p: Tensor, n: int | Tensor, eps: float) -> Tensor:
     """log((p + ε)/(1 + nε)) ≤ 0; from p = ½ as log1p of −((1 − p) + (n − 1)ε)/(1 + nε), no part of which has another sign.
 
     p, 1 and ε are all divided by an ε that is above 1, which may be beyond the numbers that p is one of.
     """
     one = 1 / max(1.0, eps)
     eps = min(1.0, eps)
-    whole = one + n * eps
+    n = n.to(p.dtype) if isinstance(n, Tensor) else n
+    whole, more = one + n * eps, (one - 1) + n * eps
+    log_whole = torch.log1p(more) if isinstance(more, Tensor) else math.log1p(more)
     # An optimiser of ONNX takes 1 + nε for 1, and does not divide by it.
     likely = torch.zeros_like(p, dtype=torch.bool) if is_exporting_to_onnx() else p >= 0.5
     low = torch.where(likely, 1.0, p * one + eps)
     possible = low != 0  # also NaN
-    unlikely = torch.where(possible, torch.where(possible, low, 1.0).log(), -math.inf) - math.log1p((one - 1) + n * eps)
+    unlikely = torch.where(possible, torch.where(possible, low, 1.0).log(), -math.inf) - log_whole
     missing = 1 - torch.where(likely, p, 1.0)
     missing = missing - missing.detach().clamp_max(0.0)  # where p was rounded above 1
     return torch.where(likely, torch.log1p(-(missing * one + (n - 1) * eps) / whole), unlikely)
 
 
-def _of_p(p: Tensor, n: int, eps: float) -> tuple[Tensor, Tensor]:
+def _of_p(p: Tensor, n: int | Tensor, eps: float) -> tuple[Tensor, Tensor]:
     eps = _check_eps("eps_cross_entropy", eps)
     return -log_share(p, n, eps), torch.where(p + eps == 0, 0.0, -1 / (p + eps))
 

@@ -6,7 +6,7 @@ case Ω = ½(‖p‖² − 1), in closed form ½ − x_t + ½ Σ_{p_i>0} (x_i² 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,18 @@ from softmaxima.core.evaluation import check_params, plain_numbers
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete
-from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, check_sums, losses_of, reduced, register
+from softmaxima.losses._classification import (
+    OF_SCORES,
+    SHARED,
+    Batch,
+    Evaluation,
+    Loss,
+    LossModule,
+    check_sums,
+    losses_of,
+    reduced,
+    register,
+)
 from softmaxima.losses._parts import FindMap, RowForm
 
 
@@ -97,9 +108,7 @@ class MapLossModule(LossModule):
     def __init__(self, map: AnyMap, weight: Tensor | None = None, own: dict[str, Any] | None = None, **options: Any) -> None:
         name = type(self).__name__
         found = type(self).find(name, map)
-        shared = {
-            key: options.pop(key) for key in ("ignore_index", "reduction", "label_smoothing", "temperature") if key in options
-        }
+        shared = {key: options.pop(key) for key in (*SHARED[1:], *OF_SCORES) if key in options}
         named = of_map(name, found, options)
         found.complete(named, name)  # a parameter that the map does not have raises here
         held = {p.name: p.held(name, named[p.name]) for p in found.params if p.name in named}
@@ -167,6 +176,9 @@ def fenchel_young_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
     **params: Any,
 ) -> Array:
     """The Fenchel–Young loss of a map with regulariser Ω, `Ω*(x) + Ω(y) − ⟨x, y⟩`: convex, and zero exactly where map(x) = y.
@@ -175,7 +187,7 @@ def fenchel_young_loss(
 
     Args:
         map: a registered name, the function of a map or a `Map`; it must have a regulariser.
-        weight: one weight a class; a row counts w_t, or Σ_c w_c y_c for probabilities y.
+        weight: one weight a class, not negative; a row counts w_t, or Σ_c w_c y_c for probabilities y.
         **params: the map's parameters (`alpha=1.3`, or `map_alpha=1.3`); tensors may require grad.
         The others: as for `cross_entropy`. Rows of target probabilities must sum to 1.
 
@@ -190,7 +202,8 @@ def fenchel_young_loss(
     """
     name = "fenchel_young_loss"
     found = regularised_map(name, map)
-    return fenchel_young(name, found, params, input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
+    return fenchel_young(name, found, params, *shared)
 
 
 @public

@@ -75,9 +75,10 @@ def margin_loss(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
+    empty: str,
 ) -> Any:
     """The cross-entropy of scale · cosines, the target's with its margin; what is given is a scale, or a temperature 1/scale."""
-    shared = (target, weight, ignore_index, reduction, label_smoothing)
+    shared = (target, weight, ignore_index, reduction, label_smoothing, empty)
     of_features = class_vectors is not None
     if is_dtensor(input):
         x = _cosines_of_dtensors(name, input, class_vectors) if of_features else input
@@ -171,6 +172,7 @@ def am_softmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
 ) -> Array:
     """AM-softmax, `−log(e^{(c_t−m)/τ} / (e^{(c_t−m)/τ} + Σ_{j≠t} e^{c_j/τ}))`: the target must win by a margin in cosine.
 
@@ -189,7 +191,7 @@ def am_softmax_loss(
     """
     name = "am_softmax_loss"
     margin = check_number(name, "margin", margin, *COSINES)
-    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing, empty)
     return margin_loss(name, False, margin, "temperature", temperature, *shared)
 
 
@@ -205,6 +207,7 @@ def cosface(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
 ) -> Array:
     """CosFace: `am_softmax_loss` under its other name, with scale = 1/temperature.
 
@@ -216,7 +219,7 @@ def cosface(
     """
     name = "cosface"
     margin = check_number(name, "margin", margin, *COSINES)
-    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing, empty)
     return margin_loss(name, False, margin, "scale", scale, *shared)
 
 
@@ -232,6 +235,7 @@ def arcface(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
 ) -> Array:
     """ArcFace: the cross-entropy of scale · cosines, with the target's angle made larger by the margin, cos(θ_t + m).
 
@@ -251,7 +255,7 @@ def arcface(
     """
     name = "arcface"
     margin = check_number(name, "margin", margin, *ANGLES)
-    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing, empty)
     return margin_loss(name, True, margin, "scale", scale, *shared)
 
 

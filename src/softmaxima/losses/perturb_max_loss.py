@@ -2,6 +2,7 @@ r"""perturb_max_loss: E max(x + σε) + Ω(y) − ⟨x, y⟩, the Fenchel–Youn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,9 @@ def perturb_max_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
 ) -> Array:
     """The loss of perturb-max, `E max_j (x_j + σ ε_j) + Ω(y) − ⟨x, y⟩`: convex, and zero exactly where perturb_max(x) = y.
 
@@ -49,9 +53,8 @@ def perturb_max_loss(
     if is_noise(noise):
         with_loss(noise)
     params = {"noise": noise, "scale": scale}
-    return fenchel_young(
-        "perturb_max_loss", PERTURB_MAX, params, input, target, weight, ignore_index, reduction, label_smoothing, temperature
-    )
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
+    return fenchel_young("perturb_max_loss", PERTURB_MAX, params, *shared)
 
 
 @public

@@ -2,6 +2,7 @@ r"""soft_accuracy_loss: L = −p_t, p = map(x): a smooth accuracy with its sign 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ def soft_accuracy_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
     **params: Any,
 ) -> Array:
     """The soft accuracy `−p_t` of a map, in [−1, 0]: minus the expected accuracy of a label drawn from p.
@@ -45,7 +49,7 @@ def soft_accuracy_loss(
     >>> sm.soft_accuracy_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
     tensor(-0.8808)
     """
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
     return evaluated("soft_accuracy_loss", evaluation, {"map": map, **params}, *shared)
 
 
@@ -60,7 +64,7 @@ def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:
     return Evaluation(losses, composite, tuple(values.values()), wide=True)
 
 
-def _of_p(p: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def _of_p(p: Tensor, n: int | Tensor) -> tuple[Tensor, Tensor]:
     return -p, -torch.ones_like(p)
 
 

@@ -3,6 +3,7 @@ r"""sparse_softmax_loss: L = log Σ_{i∈Ω} exp(x_i) − x_t, Ω the k highest 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,9 @@ def sparse_softmax_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
 ) -> Array:
     """The loss of top-k and top-p softmax, `log Σ_{i∈Ω} exp(x_i) − x_t`; the target need not be in Ω.
 
@@ -59,7 +63,7 @@ def sparse_softmax_loss(
     name = "sparse_softmax_loss"
     k, p = _check_choice(name, k, p)
     map, theta = (TOPK_SOFTMAX, k) if k is not None else (TOPP_SOFTMAX, p)
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
     return reduced(name, map, (theta,), evaluation, {"k": k, "p": p}, *shared, given=KERNEL)
 
 

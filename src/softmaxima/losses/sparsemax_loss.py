@@ -2,6 +2,7 @@ r"""sparsemax_loss: L = ½ − x_t + ½ Σ_{p_i>0} (x_i² − λ²), the Fenchel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,9 @@ def sparsemax_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
 ) -> Array:
     """The loss of sparsemax: convex, and exactly zero once x_t exceeds every other score by 1.
 
@@ -33,9 +37,8 @@ def sparsemax_loss(
     >>> sm.sparsemax_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.2500])
     """
-    return fenchel_young(
-        "sparsemax_loss", SPARSEMAX, {}, input, target, weight, ignore_index, reduction, label_smoothing, temperature
-    )
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
+    return fenchel_young("sparsemax_loss", SPARSEMAX, {}, *shared)
 
 
 @public

@@ -5,6 +5,7 @@ Stopping the gradient at x instead, ⟨p − y, stop_gradient(x)⟩ (as it is of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ def surrogate_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
     **params: Any,
 ) -> Array:
     """A loss whose gradient is `p − y` for any map, with or without a regulariser. **Its value means nothing.**
@@ -57,7 +61,7 @@ def surrogate_loss(
     """
     name = "surrogate_loss"
     found = probability_map(name, map)
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
     options = {"map": found, **params}
     return reduced(name, found, plain_numbers(found, params), evaluation, options, *shared, fenchel=True, given=name)
 
