@@ -61,6 +61,7 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
 ) -> Tensor: ...
 def elastic_cross_entropy(
@@ -72,6 +73,7 @@ def elastic_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
     beta: Any = 0.0,
 ) -> Tensor: ...
@@ -113,6 +115,7 @@ def entmax15_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
 ) -> Tensor: ...
 def entmax_loss(
@@ -124,6 +127,7 @@ def entmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
     alpha: Any = 1.5,
 ) -> Tensor: ...
@@ -136,6 +140,7 @@ def eps_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
     map: AnyMap = "sparsemax",
     eps: float = 1e-06,
@@ -160,6 +165,7 @@ def fenchel_young_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
     map: AnyMap = "softmax",
     **params: Any,
@@ -234,6 +240,7 @@ def soft_accuracy_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
     map: AnyMap = "softmax",
     **params: Any,
@@ -256,6 +263,7 @@ def sparse_softmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
     k: int | None = None,
     p: float | None = None,
@@ -278,6 +286,7 @@ def sparsemax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
 ) -> Tensor: ...
 def taylor_softmax(

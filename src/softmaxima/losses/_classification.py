@@ -24,6 +24,7 @@ from softmaxima.core.arguments import (
     as_scores,
     as_tensor,
     check_device,
+    check_dims,
     check_per_row,
     check_where,
     like_input,
@@ -45,7 +46,6 @@ from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, tr
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import has_kernel
 from softmaxima.losses._parts import RowForm, bind
-from softmaxima.lse.logsumexp import check_dims
 
 REDUCTIONS = ("mean", "sum", "none")
 EMPTY = ("nan", "zero")

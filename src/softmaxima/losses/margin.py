@@ -262,7 +262,7 @@ def arcface(
 class _MarginModule(LossModule):
     """Shared by the margin modules: `forward` takes class vectors as well."""
 
-    def forward(self, input: Tensor, target: Tensor, class_vectors: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor, class_vectors: Tensor | None = None) -> Tensor:  # type: ignore[override]
         return type(self).function(input, target, class_vectors, **self.options)
 
 
