@@ -157,6 +157,7 @@ def focal_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: Any = 1.0,
     split_every: Any = None,
     gamma: Any = 2.0,

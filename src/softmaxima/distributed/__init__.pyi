@@ -179,6 +179,7 @@ def focal_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    empty: str = "nan",
     temperature: float | Tensor = 1.0,
     gamma: Any = 2.0,
 ) -> Tensor: ...

@@ -7,6 +7,7 @@ No difference of p and 1 is taken. Of c = −log p_t it is (1 − e^{−c})^γ c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,9 @@ def focal_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     temperature: float | Array = 1.0,
+    dim: int | Sequence[int] | None = None,
+    where: Array | None = None,
+    empty: str = "nan",
 ) -> Array:
     """The focal loss of softmax over any number of classes, `−(1 − p_t)^γ log p_t` for a label t, in nats.
 
@@ -65,7 +69,7 @@ def focal_loss(
     >>> sm.focal_loss(torch.tensor([[3.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 0]), gamma=2.0, reduction="none")
     tensor([1.0928e-04, 2.7663e+00])
     """
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
     return evaluated("focal_loss", evaluation, {"gamma": gamma}, *shared)
 
 
