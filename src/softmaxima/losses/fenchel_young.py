@@ -136,8 +136,10 @@ def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
     params: dict[str, Any] = {name: v.to(torch.float64) if isinstance(v, Tensor) else v for name, v in values.items()}
     z = batch.scores.to(torch.float64)
     top = row_maximum(z)
-    if map.properties.shift_invariant or map.shifted is not None:
-        map, params = (map, params) if map.shifted is None else map.shifted(top, **params)
+    if map.shifted is not None:
+        top = top.masked_fill(~top.isfinite(), 0.0)
+        z, (map, params), top = z - top, map.shifted(top, **params), torch.zeros_like(top)
+    elif map.properties.shift_invariant:
         z, top = z - top, torch.zeros_like(top)
     p = map(z, **params)
     y = batch.target_distribution(z.dtype)
