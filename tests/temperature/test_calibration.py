@@ -593,3 +593,45 @@ def test_a_scaling_takes_as_many_classes_as_it_has():
     with pytest.raises(InputError, match="logits must be of 3 classes"):
         found(torch.zeros(2, 4))
     assert isinstance(calibrate_scaling(X, LABELS, label_smoothing=0.1), TemperatureCalibration)
+
+
+# Axes of classes -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["temperature", "per_class", "vector", "matrix"])
+def test_classes_may_be_along_any_axis(method: str):
+    x, labels = 2 * torch.randn(6, 5, 4, 3, generator=torch.Generator().manual_seed(0)), torch.randint(3, (6, 5, 4))
+    where = (torch.rand(6, 5, 4, 3) > 0.1).scatter(-1, labels.unsqueeze(-1), True)
+    expected = sm.calibrate_scaling(x, labels, method, where=where, penalty=0.1 if method in ("vector", "matrix") else 0.0)
+    for dim in (0, 1, 2, -2):
+        moved, mask = x.movedim(-1, dim), where.movedim(-1, dim)
+        found = sm.calibrate_scaling(
+            moved, labels, method, dim=dim, where=mask, penalty=expected.penalty if method in ("vector", "matrix") else 0.0
+        )  # type: ignore[union-attr]
+        torch.testing.assert_close(found(moved, where=mask), expected(x, where=where).movedim(-1, dim))
+        assert found.after.log_loss == pytest.approx(expected.after.log_loss)
+        p = expected(x, where=where)
+        assert str(sm.reliability(p.movedim(-1, dim), labels, dim=dim)) == str(sm.reliability(p, labels))
+    with pytest.raises(
+        ValueError, match=r"labels must have the shape \(6, 3, 5\), .* got \(6, 5, 4\); dim=1 says that the classes are"
+    ):
+        sm.calibrate_scaling(x.movedim(-1, 1), labels, method)
+
+
+@pytest.mark.parametrize("method", ["temperature", "per_class", "vector", "matrix"])
+def test_single_logits_are_those_of_two_classes(method: str):
+    x, labels = (
+        2 * torch.randn(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+        torch.arange(100).reshape(50, 2) % 2,
+    )
+    pair = torch.stack((torch.zeros_like(x), x), -1)
+    found, expected = (sm.calibrate_scaling(given, labels, method, dim=dim) for given, dim in ((x, None), (pair, -1)))
+    torch.testing.assert_close(found(x), expected(pair)[..., 1])
+    np.testing.assert_allclose(found(x.numpy()), found(x))
+    assert str(sm.reliability(found(x), labels, dim=None)) == str(found.after)
+    hot = sm.calibrate_temperature(-x.abs() * (2 * labels - 1), labels, dim=None, maximum=math.inf)
+    torch.testing.assert_close(hot(x), torch.full_like(x, 0.5))
+    with pytest.raises(ValueError, match=r"got \(50, 2\); dim=None says that logits are single numbers of two classes"):
+        sm.calibrate_scaling(x, labels, method)
+    with pytest.raises(ValueError, match=r"where is for an axis of classes"):
+        sm.calibrate_temperature(x, labels, dim=None, where=x > 0)

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, check_values, check_where
+from softmaxima.core.arguments import as_scores, check_values
 from softmaxima.core.numbers import InputError, check_number
-from softmaxima.temperature.reliability import Reliability, RowMeasures, check_labels, check_sample_weight
+from softmaxima.temperature.reliability import Reliability, RowMeasures, check_labels, check_sample_weight, classes_last
 
 BLOCK = 2**18  # scores that are looked at at a time
 
@@ -78,12 +78,12 @@ class Rows:
         return RowMeasures.together(parts).reliability(self.weight)
 
 
-def checked(name: str, logits: Any, labels: Any, where: Any, sample_weight: Any, label_smoothing: Any) -> Rows:
+def checked(name: str, logits: Any, labels: Any, where: Any, sample_weight: Any, label_smoothing: Any, dim: Any = -1) -> Rows:
     """Arguments of a function as rows."""
     epsilon = check_number(name, "label_smoothing", label_smoothing, lambda number: 0 <= number < 1, "from 0 to below 1")
-    x = check_values(name, "logits", as_scores(name, logits, "logits")).detach()
+    x, mask = classes_last(name, check_values(name, "logits", as_scores(name, logits, "logits")).detach(), where, dim, "logits")
     target = check_labels(name, labels, x, "logits")
-    mask, weight = check_where(name, where, x), check_sample_weight(name, sample_weight, x, "logits")
+    weight = check_sample_weight(name, sample_weight, x, "logits")
     allowed = x != -math.inf if mask is None else (x != -math.inf) & mask
     x, allowed = (each.reshape(-1, x.shape[-1]) for each in (x, allowed))
     if bool((wrong := allowed & ~(x < math.inf)).any()):

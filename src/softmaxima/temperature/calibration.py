@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_where, like_input
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, InputError, check_choice, check_number
+from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, InputError, check_axis, check_choice, check_number
 from softmaxima.core.public import public
 from softmaxima.maps.softmax import softmax
 from softmaxima.temperature._one_number import best_temperature
 from softmaxima.temperature._rows import NoOptimumError, Rows, checked
 from softmaxima.temperature._scaling import METHODS as METHODS
 from softmaxima.temperature._scaling import affine, best_scaling, centred
-from softmaxima.temperature.reliability import Reliability
+from softmaxima.temperature.reliability import Reliability, check_single, classes_last
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -37,6 +37,7 @@ class TemperatureCalibration:
             the optimum.
         label_smoothing: ε of the labels that it was fitted to.
         method: "temperature".
+        dim: the axis of the classes, None of single logits of two classes, of which p is that of class 1.
 
     >>> import torch, softmaxima as sm
     >>> calibration = sm.calibrate_temperature(torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0]]), torch.tensor([0, 0, 1]))
@@ -50,18 +51,22 @@ class TemperatureCalibration:
     steps: int
     bound: str | None = None
     label_smoothing: float = 0.0
+    dim: int | None = -1
 
     method: ClassVar[str] = "temperature"
 
     def __call__(self, logits: Array, *, where: Any = None) -> Array:
-        """Probabilities [..., classes] of logits [..., classes], of their dtype; gradients go through."""
-        if math.isinf(self.temperature):
-            x = as_scores("calibration", logits, "logits")
-            return like_input(softmax(self.scores(x), where=where).to(x.dtype), logits)
-        return softmax(logits, temperature=self.temperature, where=where)
+        """Probabilities of logits, of their shape and dtype; gradients go through."""
+        if self.dim is not None and math.isfinite(self.temperature):
+            return softmax(logits, self.dim, temperature=self.temperature, where=where)
+        x = as_scores("calibration", logits, "logits")
+        if self.dim is None:
+            check_single("calibration", where)
+            return like_input(self.scores(x).sigmoid().to(x.dtype), logits)
+        return like_input(softmax(self.scores(x), self.dim, where=where).to(x.dtype), logits)
 
     def scores(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """x/τ [..., classes] float64 of logits, whose softmax is p. Of τ = ∞ it is 0, and NaN where x is NaN or +∞."""
+        """x/τ in float64 of logits, whose softmax is p. Of τ = ∞ it is 0, and NaN where x is NaN or +∞."""
         x = x.double()
         return torch.where(x == -math.inf, x, 0 * x) if math.isinf(self.temperature) else x / self.temperature
 
@@ -84,6 +89,7 @@ class ScalingCalibration:
         penalty: λ that it was fitted with; None for that of normal priors.
         label_smoothing: ε of the labels that it was fitted to.
         temperature: None, as there is no single one.
+        dim: the axis of the classes, None of single logits of two classes, of which p is that of class 1.
 
     >>> import torch, softmaxima as sm
     >>> x, labels = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 1, 1, 1])
@@ -101,18 +107,20 @@ class ScalingCalibration:
     steps: int
     penalty: float | None = 0.0
     label_smoothing: float = 0.0
+    dim: int | None = -1
 
     temperature: ClassVar[None] = None
 
     def __call__(self, logits: Array, *, where: Any = None) -> Array:
-        """Probabilities [..., classes] of logits [..., classes], of their dtype; gradients go through."""
-        x = as_scores("calibration", logits, "logits")
+        """Probabilities of logits, of their shape and dtype; gradients go through."""
+        x, mask = classes_last("calibration", as_scores("calibration", logits, "logits"), where, self.dim, "logits")
         if x.shape[-1:] != self.factors.shape[-1:]:
             raise InputError(f"calibration: logits must be of {len(self.factors)} classes, got shape {tuple(x.shape)}")
         allowed = x != -math.inf
-        if (mask := check_where("calibration", where, x)) is not None:
+        if mask is not None:
             allowed = allowed & mask
-        return like_input(softmax(self.scores(x, allowed), where=allowed).to(x.dtype), logits)
+        p = softmax(self.scores(x, allowed), where=allowed).to(x.dtype)
+        return like_input(p[..., 1] if self.dim is None else p.movedim(-1, self.dim), logits)
 
     def scores(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
         """W x̃ + a [..., classes] float64 of logits, whose softmax is p; what is not `allowed` has x̃ = 0."""
@@ -132,6 +140,7 @@ def calibrate_temperature(
     logits: Any,
     labels: Any,
     *,
+    dim: int | None = -1,
     where: Any = None,
     sample_weight: Any = None,
     label_smoothing: float = 0.0,
@@ -146,6 +155,8 @@ def calibrate_temperature(
     Args:
         logits: x [..., classes], tensor or array of any floating dtype; −∞ leaves a class out. Of probabilities give log p.
         labels: [...] ints, the index of each row's class.
+        dim: the axis of the classes: 1 for [N, C, H, W] with labels [N, H, W]. None for single logits of two classes, of labels'
+            shape, x being log p_1 − log p_0.
         where: boolean, broadcasts to x; False leaves a class out, whatever its logit.
         sample_weight: [...] how much each row counts, ≥ 0; None: all alike.
         label_smoothing: ε in [0, 1): the label counts 1 − ε, and ε is shared by all classes that are not left out.
@@ -181,7 +192,9 @@ def calibrate_temperature(
         maximum = check_number(name, "maximum", maximum, lambda tau: tau >= SMALLEST_TEMPERATURE, "positive, at least 2.3e-308")
     if minimum is not None and maximum is not None and minimum > maximum:
         raise InputError.of_argument(name, "minimum", f"must be at most maximum, {maximum:g}, got {minimum:g}")
-    return _calibrated(name, checked(name, logits, labels, where, sample_weight, label_smoothing), minimum, maximum)
+    dim = None if dim is None else check_axis(name, dim)
+    rows = checked(name, logits, labels, where, sample_weight, label_smoothing, dim)
+    return replace(_calibrated(name, rows, minimum, maximum), dim=dim)
 
 
 def _calibrated(name: str, rows: Rows, minimum: float | None, maximum: float | None) -> TemperatureCalibration:
@@ -210,6 +223,7 @@ def calibrate_scaling(
     labels: Any,
     method: str = "temperature",
     *,
+    dim: int | None = -1,
     where: Any = None,
     sample_weight: Any = None,
     label_smoothing: float = 0.0,
@@ -231,8 +245,8 @@ def calibrate_scaling(
     holds a matrix, its rows and columns do. What a penalty far smaller than the slope of the log loss decides has few digits.
 
     Args:
-        logits, labels, where, sample_weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0 for
-            others.
+        logits, labels, dim, where, sample_weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0
+            for others.
         method: one of the four.
         penalty: λ ≥ 0, for what has a bias or a matrix; the diagonal is free. None takes the penalty of normal priors, of deviation
             0.1/τ beside the diagonal and 1 of a bias, τ being the best temperature: it fades as rows are more, and is 0 of
@@ -260,13 +274,14 @@ def calibrate_scaling(
     """
     name = "calibrate_scaling"
     penalty = check_penalty(name, method, penalty)
-    rows = checked(name, logits, labels, where, sample_weight, label_smoothing)
+    dim = None if dim is None else check_axis(name, dim)
+    rows = checked(name, logits, labels, where, sample_weight, label_smoothing, dim)
     if METHODS[method].is_one_number:
-        return _calibrated(name, rows, None, None)
+        return replace(_calibrated(name, rows, None, None), dim=dim)
     factors, bias, steps = best_scaling(name, rows, METHODS[method], penalty)
     before = rows.reliability(lambda x, allowed: x)
     after = rows.reliability(lambda x, allowed: affine(centred(x, allowed), factors, bias))
-    return ScalingCalibration(method, factors, bias, before, after, steps, penalty, rows.smoothing)
+    return ScalingCalibration(method, factors, bias, before, after, steps, penalty, rows.smoothing, dim)
 
 
 def check_penalty(name: str, method: Any, penalty: Any) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_values
+from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_dim, check_values, check_where, moved_last
 from softmaxima.core.numbers import InputError
 from softmaxima.core.public import public
 
@@ -129,12 +129,13 @@ class RowMeasures:
 
 
 @public
-def reliability(probabilities: Any, labels: Any, *, sample_weight: Any = None) -> Reliability:
+def reliability(probabilities: Any, labels: Any, *, dim: int | None = -1, sample_weight: Any = None) -> Reliability:
     """Expected calibration error, Brier score and log loss of probabilities, with the bins of their picture.
 
     Args:
         probabilities: p [..., classes], tensor or array of any floating dtype; Σp ≤ 1, for some maps leave mass out.
         labels: [...] ints, the index of each row's class.
+        dim: the axis of the classes; None for single probabilities, of class 1 of two.
         sample_weight: [...] how much each row counts, ≥ 0; None: all alike.
 
     Raises:
@@ -152,6 +153,7 @@ def reliability(probabilities: Any, labels: Any, *, sample_weight: Any = None) -
     """
     name = "reliability"
     p = check_values(name, "probabilities", as_scores(name, probabilities, "probabilities")).detach()
+    p, _ = classes_last(name, p, None, dim, "probabilities")
     target = check_labels(name, labels, p, "probabilities")
     weights = check_sample_weight(name, sample_weight, p, "probabilities")
     p = p.double().flatten(0, -2) if p.ndim > 1 else p.double()[None]
@@ -162,6 +164,21 @@ def reliability(probabilities: Any, labels: Any, *, sample_weight: Any = None) -
         raise InputError(f"{name}: the probabilities of a row must sum to at most 1, got {float(p.sum(-1).max()):g}; take softmax")
     log_p_target = p.gather(-1, target[:, None]).squeeze(-1).log()
     return RowMeasures.of(p, log_p_target, target).reliability(weights)
+
+
+def classes_last(name: str, x: Tensor, where: Any, dim: Any, of: str) -> tuple[Tensor, Tensor | None]:
+    """(x with its classes last, its mask): without an axis of classes, dim=None, the two of a single logit or probability."""
+    if dim is None:
+        check_single(name, where)
+        return torch.stack((torch.zeros_like(x) if of == "logits" else 1 - x, x), -1), None
+    axis, mask = check_dim(name, dim, x.ndim), check_where(name, where, x)
+    return moved_last(x, axis) if x.ndim else x, moved_last(mask, axis)
+
+
+def check_single(name: str, where: Any) -> None:
+    """That nothing is left out of two classes."""
+    if where is not None:
+        raise InputError(f"{name}: where is for an axis of classes, and dim=None says that there is none; leave it out")
 
 
 def check_labels(name: str, labels: Any, x: Tensor, of: str) -> Tensor:
@@ -201,8 +218,10 @@ def check_sample_weight(name: str, weight: Any, x: Tensor, of: str) -> Tensor | 
 def _one_a_row(name: str, what: str, given: Tensor, x: Tensor, of: str) -> Tensor:
     """[rows], of what has an entry for each row of x."""
     if given.shape != x.shape[:-1]:
-        raise InputError(
-            f"{name}: {what} must have the shape {tuple(x.shape[:-1])}, one for each row of {of} {tuple(x.shape)}, "
-            f"got {tuple(given.shape)}"
-        )
+        shape, own = tuple(x.shape), tuple(given.shape)
+        axis = next((axis for axis in range(len(shape) - 1) if shape[:axis] + shape[axis + 1 :] == own), None)
+        repair = "" if axis is None else f"; dim={axis} says that the classes are along axis {axis}"
+        if own == shape:
+            repair = f"; dim=None says that {of} are single numbers of two classes"
+        raise InputError(f"{name}: {what} must have the shape {shape[:-1]}, one for each row of {of} {shape}, got {own}{repair}")
     return check_device(name, what, given, x).reshape(-1)
