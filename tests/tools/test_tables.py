@@ -476,6 +476,31 @@ def test_blanks_around_texts_make_no_category(read: Read) -> None:
     assert "blanks around texts are left out in 'b', 'y'" in table.notes
 
 
+def test_all_that_is_wrong_with_a_table_is_told_at_once(read: Read) -> None:
+    rows = [f"{k or ''},name {k},{'inf' if k == 7 else k},{'ticket'[k % 6 :]} {k},u" for k in range(60)]
+    with pytest.raises(InputError) as found:
+        read("\n".join(["a,name,b,ticket,y", *rows]))
+    said = str(found.value)
+    assert "has 5 problems: (1) infinite values in 'b' (1 row)" in said
+    assert "(2) missing values in 'a' (1 row)" in said
+    assert "(3) column 'name' has 60 texts in 60 rows" in said
+    assert "(4) column 'ticket' has 60 texts" in said
+    assert "(5) the target 'y' has the single class 'u'" in said
+    assert "\n" not in said
+
+
+def test_a_text_that_differs_in_capitals_alone_is_that_which_was_learnt(read: Read) -> None:
+    encoder = read("kind,a,y\nTRUE,1,Yes\nFALSE,2,No\nMs,3,Yes\nMS,4,No\n").encoder
+    assert encoder is not None
+    frame = pl.DataFrame({"kind": ["true", "False", "ms", "Ms", "new"], "a": [1] * 5, "y": ["yes", "NO", "No", "Yes", "x"]})
+    kind = encoder.columns[0]
+    assert [kind.categories[int(i)] if i >= 0 else None for i in kind.values(frame["kind"])] == ["TRUE", "FALSE", None, "Ms", None]
+    assert [encoder.classes[i] if i >= 0 else None for i in encoder.labels(frame)] == ["Yes", "No", "No", "Yes", None]
+    lines = encoder.unknown(frame)
+    assert "'kind': read as what differs in capitals alone: 'true' as 'TRUE', 'False' as 'FALSE'" in lines
+    assert any("'ms', 'new' (2 rows) was not in the rows learnt from" in line for line in lines)
+
+
 @pytest.mark.parametrize("word", ["", "?", "-", "NA", "na", " NaN ", "Null", "n/a", '""', "#N/A", ".", "--"])
 def test_words_for_a_missing_value_are_recognised_and_named(read: Read, word: str) -> None:
     content = f"a,b,y\n1,x,u\n{word},{word},v\n3,z,u\n"

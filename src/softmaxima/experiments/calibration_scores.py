@@ -65,7 +65,7 @@ def _scores(path: Path, target: str | None, without: Sequence[str], absent: Sequ
     frame, chosen, _, notes = target_rows(reading, target, without)
     check_target(frame[chosen])
     encoder = Encoder.fit(frame, chosen, reading.written, reading.units)
-    check_classes(encoder)
+    check_classes(chosen, encoder.classes)
     given = frame.drop(chosen)
     _refuse_what_is_no_number(given)
     columns, places = _classes_of(given.columns, encoder.classes, absent, chosen)

@@ -74,14 +74,7 @@ class Encoder:
         Raises:
             InputError: where a column is of another type.
         """
-        unusable = [
-            f"{series.name!r} ({series.dtype})" for series in frame if series.name != target and kind_of(series.dtype) is None
-        ]
-        if unusable:
-            raise InputError(
-                f"columns of a type that cannot be used: {named(unusable)}; make them numbers or text, or leave them out "
-                "with --without"
-            )
+        check_types(frame.drop(target))
         columns = tuple(_column(series, written.get(series.name), units.get(series.name)) for series in frame.drop(target))
         return cls(target, in_order(frame[target]), columns, tuple(words))
 
@@ -107,12 +100,16 @@ class Encoder:
         return _indices(without_point(_class_names(frame[self.target])), tuple(classes)).astype(np.int64)
 
     def unknown(self, frame: pl.DataFrame) -> tuple[str, ...]:
-        """A line for each column with categories that were not learnt from."""
+        """A line for each column with categories that were not learnt from, or not in these capitals."""
         lines = []
         for column in self.columns:
+            texts = frame[column.name].cast(pl.String)
+            if column.kind == "category" and (others := _in_other_capitals(texts, column.categories)):
+                found = named((f"{text!r} as {other!r}" for text, other in others.items()), 3)
+                lines.append(f"{column.name!r}: read as what differs in capitals alone: {found}")
             if column.kind == "category" and (new := column.values(frame[column.name]) < 0).any():
-                texts = frame[column.name].filter(new).unique(maintain_order=True).cast(pl.String).to_list()
-                found = named(("a missing value" if text is None else repr(text) for text in texts), 3)
+                found = texts.filter(new).unique(maintain_order=True).to_list()
+                found = named(("a missing value" if text is None else repr(text) for text in found), 3)
                 lines.append(
                     f"{column.name!r}: {found} ({rows(int(new.sum()))}) was not in the rows learnt from, and counts as no category"
                 )
@@ -136,6 +133,14 @@ class Encoder:
         """What `as_dict` gave, also after a passage through JSON."""
         columns = tuple(Column(**column | {"categories": tuple(column["categories"])}) for column in record["columns"])
         return cls(record["target"], tuple(record["classes"]), columns, tuple(record.get("words", ())))
+
+
+def check_types(frame: pl.DataFrame) -> None:
+    """Raise `InputError` for columns that can be no features."""
+    if unusable := [f"{series.name!r} ({series.dtype})" for series in frame if kind_of(series.dtype) is None]:
+        raise InputError(
+            f"columns of a type that cannot be used: {named(unusable)}; make them numbers or text, or leave them out with --without"
+        )
 
 
 def digest(features: np.ndarray, labels: np.ndarray) -> str:
@@ -165,11 +170,22 @@ def _categories(series: pl.Series) -> tuple[str | None, ...]:
 
 
 def _indices(texts: pl.Series, known: tuple[str | None, ...]) -> np.ndarray:
-    """[rows] float64: where among the known texts each is, or -1."""
-    known_texts = [text for text in known if text is not None]
-    found = texts.replace_strict(known_texts, range(len(known_texts)), default=-1, return_dtype=pl.Float64)
+    """[rows] float64: where among the known texts each is, or -1; one that differs from a single one in capitals alone is that."""
+    places = {text: place for place, text in enumerate(known) if text is not None}
+    places |= {text: places[other] for text, other in _in_other_capitals(texts, known).items()}
+    found = texts.replace_strict(list(places), list(places.values()), default=-1, return_dtype=pl.Float64)
     missing = known.index(None) if None in known else -1
     return np.where(texts.is_null().to_numpy(), missing, found.fill_null(-1).to_numpy())
+
+
+def _in_other_capitals(texts: pl.Series, known: Sequence[str | None]) -> dict[str, str]:
+    """Texts that are not known → the single known one that differs in capitals alone, as TRUE is of true."""
+    told = {text for text in known if text is not None}
+    alike: dict[str, list[str]] = {}
+    for text in told:
+        alike.setdefault(text.casefold(), []).append(text)
+    new = (text for text in texts.drop_nulls().unique(maintain_order=True) if text not in told)
+    return {text: others[0] for text in new if len(others := alike.get(text.casefold(), [])) == 1}
 
 
 def in_order(series: pl.Series) -> tuple[str, ...]:

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 from sklearn.datasets import load_digits
 
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.encoding import Encoder, digest, kind_of
+from softmaxima.experiments.encoding import Encoder, check_types, digest, in_order, kind_of
 from softmaxima.experiments.reading import Reading, of_arrays, read_frame
 from softmaxima.experiments.suspicions import suspicions
 from softmaxima.experiments.values import Known, KnownColumn, as_float, is_quantity, maybe_missing, several_units, stray
@@ -97,16 +98,23 @@ def _table(
         frame = frame.drop(empty)
     if frame.width < 2 or not frame.height:
         raise InputError(f"needs rows and features, got {frame.height} rows and {frame.width - 1} features; add some")
-    refuse_infinite(frame)
-    notes += _missing(frame, reading.words, missing)
+    problems = Problems()
+    with problems:
+        refuse_infinite(frame)
+    with problems:
+        notes += _missing(frame, reading.words, missing)
     found = {word.lower() for texts in reading.words.values() for word in texts}
     if absent := [word for word in words if word.lower() not in found]:
         notes.append(f"--missing-words: nowhere in the table is {named(map(repr, absent))}")
-    check_target(frame[chosen])
     strays = _strays(frame.drop(chosen, *declared, strict=False), numbers)
-    _refuse_many_texts(frame.drop(chosen), strays)
+    problems += _many_texts(frame.drop(chosen), strays)
+    with problems:
+        check_types(frame.drop(chosen))
+    with problems:
+        check_target(frame[chosen])
+        check_classes(chosen, in_order(frame[chosen]))
+    problems.tell()
     encoder = Encoder.fit(frame, chosen, reading.written, reading.units, words)
-    check_classes(encoder)
     labels = encoder.labels(frame)
     if encoded := [f"{column.name!r} ({column.width})" for column in encoder.columns if column.kind == "category"]:
         notes.append(f"one-hot encoded, with so many indicator columns: {named(encoded)}")
@@ -120,6 +128,26 @@ def _table(
     y = frame[chosen]
     numeric = y.dtype.is_numeric() or (y.dtype == pl.String and is_quantity(y))
     return Table(name, chosen, by_default, encoder.matrix(frame), labels, encoder.classes, numeric, tuple(notes), encoder)
+
+
+class Problems(list[str]):
+    """What is wrong with a table: of each block under `with` what it raised, so that all is told at once."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> bool:
+        if isinstance(error, InputError):
+            self.append(str(error))
+        return isinstance(error, InputError)
+
+    def tell(self) -> None:
+        """Raise `InputError` with all of them."""
+        if len(self) > 1:
+            listed = "; ".join(f"({number}) {problem}" for number, problem in enumerate(self, 1))
+            raise InputError(f"has {len(self)} problems: {listed}")
+        if self:
+            raise InputError(self[0])
 
 
 def target_rows(reading: Reading, target: str | None, without: Sequence[str]) -> tuple[pl.DataFrame, str, np.ndarray, list[str]]:
@@ -153,14 +181,13 @@ def check_target(y: pl.Series) -> None:
         raise InputError(f"the target {y.name!r} is of a type that cannot be used ({y.dtype}); make it ints or text")
 
 
-def check_classes(encoder: Encoder) -> None:
+def check_classes(target: str, classes: Sequence[str]) -> None:
     """Raise `InputError` where there is nothing to tell apart."""
-    if not encoder.classes:
-        raise InputError(f"no row has a value of the target {encoder.target!r}; check that the table has rows, and this column")
-    if len(encoder.classes) < 2:
+    if not classes:
+        raise InputError(f"no row has a value of the target {target!r}; check that the table has rows, and this column")
+    if len(classes) < 2:
         raise InputError(
-            f"the target {encoder.target!r} has the single class {named(map(repr, encoder.classes))}; choose another column with "
-            "--target"
+            f"the target {target!r} has the single class {named(map(repr, classes))}; choose another column with --target"
         )
 
 
@@ -179,9 +206,9 @@ def _strays(frame: pl.DataFrame, numbers: np.ndarray) -> dict[str, tuple[str, st
     return found
 
 
-def _refuse_many_texts(frame: pl.DataFrame, strays: Mapping[str, tuple[str, str]]) -> None:
-    """Raise `InputError` for a column that would become too many indicator columns, and say what its texts look like."""
-    most = min(MOST_CATEGORIES, max(20, frame.height // 2))
+def _many_texts(frame: pl.DataFrame, strays: Mapping[str, tuple[str, str]]) -> list[str]:
+    """A line for each column that would become too many indicator columns, with what its texts look like."""
+    lines, most = [], min(MOST_CATEGORIES, max(20, frame.height // 2))
     for series in frame:
         if kind_of(series.dtype) != "category" or (count := series.drop_nulls().n_unique()) <= most:
             continue
@@ -190,10 +217,11 @@ def _refuse_many_texts(frame: pl.DataFrame, strays: Mapping[str, tuple[str, str]
             repair = "repair its texts that are no {}, such as {}, or".format(*strays[series.name])
         elif (several := several_units(series)) is not None:
             repair = f"they are numbers of several units, {several}: write them in one, or"
-        raise InputError(
+        lines.append(
             f"column {series.name!r} has {count} texts in {frame.height} rows, too many to one-hot encode; {repair} leave it out "
             f"with --without {series.name!r}"
         )
+    return lines
 
 
 def _columns(frame: pl.DataFrame, option: str, given: Sequence[str]) -> list[str]:
