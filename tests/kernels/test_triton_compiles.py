@@ -51,7 +51,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     run = JITFunction.run
 
     def compile(kernel: Any, *arguments: Any, warmup: bool, **options: Any) -> None:
-        found[kernel.fn.__name__] = run(kernel, *arguments, warmup=True, **options).asm["ptx"]
+        ptx = run(kernel, *arguments, warmup=True, **options).asm["ptx"]
+        if not options.get("CAREFUL"):  # what runs again where a result is not finite need not be fast
+            found[kernel.fn.__name__] = ptx
 
     monkeypatch.setattr(JITFunction, "run", compile)
     monkeypatch.setattr(driver, "_active", Hopper())

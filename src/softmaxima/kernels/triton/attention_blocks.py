@@ -332,8 +332,8 @@ def weighted(p, x, total, PRECISION: tl.constexpr, CAREFUL: tl.constexpr):
         wide = x.to(tl.float32)
         total = tl.dot(p.to(x.dtype), tl.where(tl.abs(wide) < INFINITY, x, 0.0).to(x.dtype), total, input_precision=PRECISION)
         there = (p != 0.0).to(x.dtype)
-        above = tl.dot(there, ((wide != wide) | (wide == INFINITY)).to(x.dtype), input_precision=PRECISION)
-        below = tl.dot(there, ((wide != wide) | (wide == -INFINITY)).to(x.dtype), input_precision=PRECISION)
+        above = tl.dot(there, ((wide != wide) | (wide == INFINITY)).to(x.dtype), input_precision="tf32")
+        below = tl.dot(there, ((wide != wide) | (wide == -INFINITY)).to(x.dtype), input_precision="tf32")
         total += tl.where(above > 0.0, INFINITY, 0.0) - tl.where(below > 0.0, INFINITY, 0.0)  # ∞ − ∞ is NaN
     else:
         total = tl.dot(p.to(x.dtype), x, total, input_precision=PRECISION)
