@@ -77,6 +77,7 @@ def functions() -> dict[str, Function]:
         "compensated logsumexp": partial(sm.logsumexp, precision="compensated"),
         "complex logsumexp": lambda x: sm.logsumexp(torch.complex(x, x)).real,
         "logcumsumexp": partial(sm.logcumsumexp, dim=0),
+        "complex logcumsumexp": lambda x: sm.logcumsumexp(torch.complex(x, x)).real,
         "log_mean_exp": sm.log_mean_exp,
         "logaddexp": lambda x: sm.logaddexp(x, x.flip(-1)),
         "logmatmulexp": lambda x: sm.logmatmulexp(x, x.T),
@@ -353,6 +354,7 @@ def test_data_parallel_training_gives_the_same(tmp_path):
 
 NOT_IN_ONNX = {
     "complex logsumexp": "complex numbers",
+    "complex logcumsumexp": "complex numbers",
     "compensated logsumexp": "compensated sums; take precision='native'",
     "matrix_logsumexp": "eigenvalues",
 }

@@ -19,7 +19,7 @@ def complex_logsumexp(z: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
     """(log S, the phase S/|S|) [...] along the last axis of z [..., n], n > 0. Terms of −∞, or of weight 0, are left out."""
     total = complex_sum(z, weights)
     value = total.value(1.0).detach()
-    value = torch.complex(value.real, _wrapped(value.imag))
+    value = torch.complex(value.real, wrapped(value.imag))
     known = z.detach()
     plain = _exp(torch.complex(known.real, _turned(known.imag)))
     plain = (plain if weights is None else plain * weights.detach()).masked_fill(_left_out(known, weights), 0.0)
@@ -27,6 +27,21 @@ def complex_logsumexp(z: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
     value = torch.where(value.isfinite() | (total.top.real == -math.inf), value, plain)
     phase = torch.polar(torch.ones_like(value.real), value.imag).masked_fill(value.real == -math.inf, 0.0)
     return with_gradient_of(total.log_mass(), value).squeeze(-1), phase.squeeze(-1)
+
+
+def over_temperature(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """x/τ in double, −∞ where it is left out: a complex division makes NaN of infinities."""
+    wide = x.to(torch.complex128)
+    z = torch.complex(wide.real / tau, wide.imag / tau)
+    return z if where is None else z.masked_fill(~where, -math.inf)
+
+
+def each_complex(z: Tensor) -> LogSum:
+    """The sum of each score alone, with its derivatives."""
+    left_out = z.detach().real == -math.inf
+    z = torch.complex(z.real.masked_fill(left_out, 0.0), _turned(z.imag).masked_fill(left_out, 0.0))
+    ties = (z - z.detach()).exp().masked_fill(left_out, 0.0)
+    return LogSum(z.detach().masked_fill(left_out, -math.inf), ties, torch.zeros_like(ties))
 
 
 def complex_sum(z: Tensor, weights: Tensor | None) -> LogSum:
@@ -65,6 +80,6 @@ def _turned(angle: Tensor) -> Tensor:
     return torch.where(known.isfinite() & (known.abs() > math.pi), turned, angle)
 
 
-def _wrapped(angle: Tensor) -> Tensor:
+def wrapped(angle: Tensor) -> Tensor:
     """The angle in (−π, π], as it is where it lies there."""
     return torch.where(angle.abs() < math.pi, angle, math.pi - torch.remainder(math.pi - angle, 2 * math.pi))

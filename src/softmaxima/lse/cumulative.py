@@ -17,12 +17,14 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_tensor, check_dim, like_input
 from softmaxima.core.fused import Native, fused, is_readable
 from softmaxima.core.monoid import LogSum, merge
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
 from softmaxima.kernels.operations import lying_like
+from softmaxima.lse._complex import each_complex, over_temperature, wrapped
 from softmaxima.lse._weighted import with_gradient_of
-from softmaxima.lse.logsumexp import check_real, prepare
+from softmaxima.lse.logsumexp import prepare
 
 
 @public
@@ -30,7 +32,8 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     """The running logarithm of a sum of exponentials, `y_k = log Σ_{i≤k} exp(x_i/τ)`, in nats.
 
     Args:
-        x: scores of any shape. Integers become torch's default dtype, or float64 for NumPy.
+        x: scores of any shape. Integers become torch's default dtype, or float64 for NumPy. Complex scores give logarithms whose
+            imaginary part lies in (−π, π].
         dim: the axis that is run along.
         where: boolean, broadcasts to x; False leaves a score out.
         temperature: τ > 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
@@ -54,9 +57,10 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     ndim = as_tensor(name, "scores", x).ndim
     dim = check_dim(name, dim, ndim)
     rows, tau, mask, _, _ = prepare(name, x, dim, True, where, temperature)
-    check_real(name, rows)
+    if rows.is_complex():
+        refuse_export(name, "complex numbers")
     composite = partial(_row_logcumsumexp, tau=tau, where=mask)
-    by_kernel = is_readable(rows, tau, mask) and rows.numel() > 0
+    by_kernel = is_readable(rows, tau, mask) and rows.numel() > 0 and not rows.is_complex()
     y = fused(_native(tau, mask), composite, rows) if by_kernel else lying_like(rows, composite(rows))
     y = y.movedim(rows.ndim - 1, dim)
     return like_input(y if ndim else y.reshape(()), x)
@@ -73,6 +77,10 @@ def _native(tau: float | Tensor, where: Tensor | None) -> Native:
 
 def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """[..., n] → [..., n] in x's dtype."""
+    if x.is_complex():
+        each = each_complex(over_temperature(x, tau, where))
+        value = (_scan(each, 1.0) if sizes(x)[-1] else each).value(1.0)
+        return torch.complex(value.real, wrapped(value.imag)).to(x.dtype)
     wide = x.to(torch.float64)
     wide = wide if where is None else wide.masked_fill(~where, -math.inf)
     tau = tau.to(torch.float64) if isinstance(tau, Tensor) else tau

@@ -40,7 +40,7 @@ from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
 from softmaxima.lse._compensated import compensated_logsumexp
-from softmaxima.lse._complex import complex_logsumexp
+from softmaxima.lse._complex import complex_logsumexp, over_temperature
 from softmaxima.lse._weighted import weighted_logsumexp, with_gradient_of
 from softmaxima.maps.softmax import SOFTMAX
 
@@ -202,9 +202,7 @@ def row_signed_logsumexp(
         return nothing.masked_fill(nothing == 0, -math.inf), nothing.detach()
     if x.is_complex():
         refuse_export("logsumexp", "complex numbers")
-        wide = x.to(torch.complex128)
-        z = torch.complex(wide.real / tau, wide.imag / tau)  # a complex division makes NaN of infinities
-        value, phase = complex_logsumexp(z if where is None else z.masked_fill(~where, -math.inf), weights)
+        value, phase = complex_logsumexp(over_temperature(x, tau, where), weights)
         return value.to(x.dtype), phase.to(x.dtype)
     if weights is None:
         value = row_logsumexp(x.to(torch.float64) if precision == "compensated" else x, tau, where)
