@@ -124,8 +124,9 @@ def _losses(batch: Batch, gamma: float | Tensor) -> RowLosses | None:
         label = target.clamp(0, sizes(x)[-1] - 1)
         if class_weight is not None:
             weight = class_weight.double()[label]
-            values, factors = (torch.where(weight == 0, 0.0, v * weight) for v in (values, factors))
-            slope = None if slope is None else slope.masked_fill_((weight == 0).unsqueeze(-1), 0.0)
+            silent = (weight == 0) & ~c.isnan()
+            values, factors = (torch.where(silent, 0.0, v * weight) for v in (values, factors))
+            slope = None if slope is None else slope.masked_fill_(silent.unsqueeze(-1), 0.0)
         if slope is None:
             return values, None
         factors = factors * -scale
