@@ -308,3 +308,14 @@ def test_a_temperature_divides_as_that_of_the_map_does(case: Case):
             target = torch.full_like(scores[:, 0], label, dtype=torch.long)
             value = sm.soft_accuracy_loss(scores, target, map=case.map, reduction="none", temperature=0.7, **named)
             torch.testing.assert_close(-value.flatten(), p, atol=1e-13, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "entmax", "normmax"])
+def test_a_sparse_map_s_logarithm_has_no_gradient_where_its_loss_has_one(name: str):
+    """Of a target that has p = 0: what the README says of nll_loss(log p)."""
+    x, target = torch.tensor([[5.0, 0.0, 1.0]], requires_grad=True), torch.tensor([1])
+    of_log = torch.nn.functional.nll_loss(sm.find_map(name)(x).log(), target)
+    assert of_log == math.inf
+    assert not torch.autograd.grad(of_log, x)[0].any()
+    slope = torch.autograd.grad(sm.fenchel_young_loss(x, target, map=name), x)[0]
+    torch.testing.assert_close(slope, torch.tensor([[1.0, -1.0, 0.0]]))

@@ -18,7 +18,7 @@ from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_nu
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, is_symbol, of_symbol, sizes
 
 Array = TypeVar("Array", Tensor, np.ndarray)
-DType = torch.dtype | npt.DTypeLike  # None for that of the scores
+DType = torch.dtype | npt.DTypeLike | None  # None for that of the scores
 
 
 # The dtype that a map computes in, for each dtype of scores that it takes.

@@ -57,7 +57,7 @@ def evaluate(
         p = p.reshape(*p.shape[:-1], *(scores.shape[d] for d in dims))
         p = p.movedim(tuple(range(p.ndim - len(dims), p.ndim)), dims)  # an exporter to ONNX keeps a negative axis as it is
     else:
-        p = moved_back(p, dims[0])
+        p = moved_back(p, *dims)
     return like_input(p if scores.ndim else p.reshape(()), given)
 
 

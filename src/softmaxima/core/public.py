@@ -47,7 +47,7 @@ def public(what: Public) -> Public:
     for method in ("__init__", "forward"):
         if method in vars(what):
             setattr(what, method, telling(vars(what)[method], lambda module: type(module).__name__, skipped=1))
-    return what
+    return what  # type: ignore[return-value]
 
 
 def telling(function: Any, name: Callable[[Any], str], skipped: int = 0) -> Any:
@@ -79,7 +79,7 @@ def make(_function, _error):
 """
     made: dict[str, Any] = {}
     exec(compile(source, f"<arguments of {function.__qualname__}>", "exec"), function.__globals__, made)
-    found = functools.wraps(function)(made["make"](function, error))
+    found: Any = functools.wraps(function)(made["make"](function, error))
     found.__defaults__ = tuple(p.default for p in places if p.default is not p.empty)
     found.__kwdefaults__ = {p.name: p.default for p in named if p.default is not p.empty}
     return found

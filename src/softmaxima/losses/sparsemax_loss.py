@@ -30,7 +30,8 @@ def sparsemax_loss(
 ) -> Array:
     """The loss of sparsemax: convex, and exactly zero once x_t exceeds every other score by 1.
 
-    For a label t it is `½ − x_t + ½ Σ_{p_i>0} (x_i² − λ²)`. Arguments, errors and cost as for `fenchel_young_loss`.
+    For a label t it is `½ − x_t + ½ Σ_{p_i>0} (x_i² − λ²)`, with the gradient p − y, of scores: not of probabilities, and not
+    `nll_loss` of their logarithm, which has no gradient where p_t is 0. Arguments, errors and cost as for `fenchel_young_loss`.
     Source: Martins & Astudillo (2016), arXiv:1602.02068.
 
     >>> import torch, softmaxima as sm

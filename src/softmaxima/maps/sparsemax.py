@@ -64,7 +64,8 @@ def sparsemax(
     """Sparsemax, `p = relu(x/τ − λ)` with λ such that Σp = 1: the point of the simplex nearest to x/τ.
 
     Scores more than 1 below the maximum of x/τ always get exactly zero. On its support the gradient is that of a centred
-    identity, so it does not vanish as p grows confident. Arguments and errors as for `softmax`.
+    identity, so it does not vanish as p grows confident. Arguments and errors as for `softmax`. Train with `sparsemax_loss` of the
+    scores: where the target has p = 0, −log p is +∞ without a gradient.
 
     Cost: two reads, one write and an exact solve over the scores within 1 of the maximum; never a sort.
 
