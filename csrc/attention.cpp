@@ -28,7 +28,7 @@ constexpr int64_t SELDOM = 8;        // one p in so many that is not 0 makes it 
 template <class C>
 struct Workspace {
     Array<C> key_panels, value_panels, keys, values;  // of a matrix
-    Array<C> query, g, x, p, dp, product;             // of a tile
+    Array<C> query, g, x, p, dp, product, slopes;     // of a tile
     Array<C> dk, dv;                                  // of a matrix
     Array<C> kept_p, kept_g, kept_d;                  // of the support of a row
     Array<int64_t> support;
@@ -135,8 +135,10 @@ struct Matrix {
     using C = compute_t<T>;
     const SoftmaximaAttention& call;
     int64_t index, keys;  // how many keys there are
+    int64_t origin;       // the place of the first query
 
-    Matrix(const SoftmaximaAttention& whole, int64_t i) : call(whole), index(i), keys(whole.lengths ? whole.lengths[i] : whole.keys) {}
+    Matrix(const SoftmaximaAttention& whole, int64_t i)
+        : call(whole), index(i), keys(whole.lengths ? whole.lengths[i] : whole.keys), origin(whole.firsts ? whole.firsts[i] : whole.first) {}
 
     template <class V>
     const V* row(const SoftmaximaMatrices& of, int64_t i) const {
@@ -146,8 +148,22 @@ struct Matrix {
     int64_t query(int64_t i) const { return index * call.queries + i; }
 
     // The keys [begin, end) that a query sees.
-    int64_t begin(int64_t i) const { return i > call.left ? i - call.left : 0; }
-    int64_t end(int64_t i) const { return call.right < keys - i ? i + call.right + 1 : keys; }
+    int64_t begin(int64_t i) const { return origin + i > call.left ? origin + i - call.left : 0; }
+    int64_t end(int64_t i) const { return call.right < keys - origin - i ? origin + i + call.right + 1 : keys; }
+
+    // c tanh(x/c) of `count` products, and its derivative where it is wanted.
+    void cap(int64_t count, C* x, C* slopes) const {
+        if (call.softcap == 0) return;
+        const C top = C(call.softcap), inverse = C(1 / call.softcap);
+#pragma omp simd
+        for (int64_t j = 0; j < count; ++j) x[j] = tanh(x[j] * inverse);
+        if (slopes) {
+#pragma omp simd
+            for (int64_t j = 0; j < count; ++j) slopes[j] = 1 - x[j] * x[j];
+        }
+#pragma omp simd
+        for (int64_t j = 0; j < count; ++j) x[j] *= top;
+    }
 
     // Adds what is added to scores of the keys from `first` on, and leaves out what the query does not see, `count` of them.
     void finish(int64_t i, int64_t first, int64_t count, C* x) const {
@@ -156,6 +172,12 @@ struct Matrix {
             const C* bias = row<C>(call.bias, i) + first;
 #pragma omp simd
             for (int64_t j = 0; j < count; ++j) x[j] = bias[j] == nothing ? nothing : x[j] + bias[j];
+        }
+        if (call.slopes) {
+            const C slope = C(call.slopes[index]);
+            const int64_t place = origin + i - first;
+#pragma omp simd
+            for (int64_t j = 0; j < count; ++j) x[j] -= slope * C(place > j ? place - j : j - place);
         }
         if (call.mask.data) {
             const uint8_t* mask = row<uint8_t>(call.mask, i) + first;
@@ -234,6 +256,7 @@ struct Tile {
     int64_t first = 0, rows = 0;
     Window window{};
     C *query, *x, *p, *product;
+    C* slopes = nullptr;  // the derivative of capped scores, where it is wanted
 
     Tile(const SoftmaximaAttention& call, int64_t index, Workspace<C>& workspace) : matrix(call, index), memory(workspace) {}
 
@@ -263,6 +286,7 @@ struct Tile {
         constexpr C nothing = -std::numeric_limits<C>::infinity();
         for (int64_t r = 0; r < rows; ++r) {
             C* own = x + r * width;
+            matrix.cap(window.count, own, slopes ? slopes + r * width : nullptr);
             matrix.finish(first + r, window.begin, window.count, own);
             for (int64_t j = window.count; j < width; ++j) own[j] = nothing;
             if (call().sinks) own[window.count] = C(call().sinks[matrix.query(first + r)]);
@@ -408,6 +432,7 @@ struct Few {
             constexpr C nothing = -std::numeric_limits<C>::infinity();
             for (int64_t r = 0; r < call.queries; ++r) {
                 C* own = rows + r * width;
+                matrix.cap(keys.end - keys.begin, own + keys.begin, nullptr);
                 matrix.finish(r, keys.from, keys.to - keys.from, own + keys.from);
                 for (int64_t j = keys.from; j < keys.begin; ++j) own[j] = nothing;
                 for (int64_t j = keys.end; j < keys.to; ++j) own[j] = nothing;
@@ -531,7 +556,8 @@ struct Gradients {
         dp = memory.dp.at_least(most * width);
         dk = memory.dk.at_least(attention.keys * whole + 1);
         dv = memory.dv.at_least(attention.keys * value_whole + 1);
-        if (!panels || !g || !dp || !dk || !dv) return false;
+        if (attention.softcap != 0) tile.slopes = memory.slopes.at_least(most * width);
+        if (!panels || !g || !dp || !dk || !dv || (attention.softcap != 0 && !tile.slopes)) return false;
         pack(tile.matrix.template row<T>(attention.v, 0), attention.v.distance, n, attention.value_size, panels);
         value_panels = panels;
         return whole_rows(tile.matrix.template row<T>(attention.k, 0), attention.k.distance, n, attention.size, memory.keys, keys);
@@ -595,6 +621,7 @@ struct Gradients {
             add_lse(r, p, kept, dx);
             for (int64_t i = 0; i < kept && support[i] < count; ++i) {
                 const int64_t j = begin + support[i];
+                if (tile.slopes) dx[i] *= tile.slopes[r * width + support[i]];
                 add_multiple(dx[i], keys.row(j), dq, whole);
                 add_multiple(dx[i], query, dk + j * whole, whole);
                 add_multiple(p[i], own, dv + j * value_whole, value_whole);
@@ -640,6 +667,8 @@ struct Gradients {
             if (!run<SoftmaximaBackward>(call.derivative, backward)) return false;
         }
         for (int64_t r = 0; r < rows; ++r) add_lse(r, tile.p + r * width, width, dx + r * width);
+        for (int64_t r = 0; tile.slopes && r < rows; ++r)
+            for (int64_t j = 0; j < count; ++j) dx[r * width + j] *= tile.slopes[r * width + j];
         if (skips && call.uses_scores) tile.hide_others();
         if (skips && !call.uses_scores) hide_slopes(tile.p, dx);
         product<skips>(Left<C>{dx, 1, width}, tile.query, whole, count, rows, whole, dk + begin * whole, whole);

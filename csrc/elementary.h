@@ -164,6 +164,16 @@ template <class C>
     return (scale(half) + scale(half) * t) * scale(whole - half);
 }
 
+// tanh within 2 ulp: near 0 x + x z P(z)/Q(z) of z = x², farther 1 − 2/(e^{2|x|} + 1).
+template <class C>
+[[gnu::always_inline]] inline C tanh(C x) {
+    const C size = x < 0 ? -x : x, z = x * x;
+    const C p = (C(-9.64399179425052238628e-1) * z + C(-9.92877231001918586564e1)) * z + C(-1.61468768441708447952e3);
+    const C q = ((z + C(1.12811678491632931402e2)) * z + C(2.23548839060100448583e3)) * z + C(4.84406305325125486048e3);
+    const C near = x + x * z * (p / q), far = 1 - 2 / (exp(2 * size) + 1);
+    return size < C(0.625) ? near : x < 0 ? -far : x > 0 ? far : x;
+}
+
 // log(x / 2^lift), x a normal number above 0.
 template <class C>
 [[gnu::always_inline]] inline C log_of_normal(C x, C lift = 0) {

@@ -146,16 +146,20 @@ struct SoftmaximaAttention {
     int64_t parts;           // that the queries of a matrix are shared out in
     const int64_t* lengths;  // [matrices]: how many keys there are; null for all
     int64_t left, right;     // how many keys before and after its own place a query sees
+    int64_t first;           // the place of the first query of all matrices, or
+    const int64_t* firsts;   // [matrices]: of each; may be null
     double scale;
-    double tau;           // τ of all, or
-    const double* taus;   // τ of each query
-    const double* theta;  // of the map, as in SoftmaximaRows
-    int64_t distance;     // from that of one query to the next
-    const double* sinks;  // the score of one key more, whose value is 0, of each query; null where there is none
-    int64_t sparse;       // whether many p may be 0
-    const void* map;      // a kernel of SoftmaximaForward
-    void* out;            // [matrices, queries, value_size]
-    void* lse;            // [matrices, queries], of the dtype that is computed in: LSE_j(x_ij/τ) without the sink; may be null
+    double softcap;        // c of c tanh(scale ⟨q, k⟩/c), to which bias and slopes are added; 0 where there is none
+    const double* slopes;  // [matrices]: m of −m |distance of query and key|; null where there are none
+    double tau;            // τ of all, or
+    const double* taus;    // τ of each query
+    const double* theta;   // of the map, as in SoftmaximaRows
+    int64_t distance;      // from that of one query to the next
+    const double* sinks;   // the score of one key more, whose value is 0, of each query; null where there is none
+    int64_t sparse;        // whether many p may be 0
+    const void* map;       // a kernel of SoftmaximaForward
+    void* out;             // [matrices, queries, value_size]
+    void* lse;             // [matrices, queries], of the dtype that is computed in: LSE_j(x_ij/τ) without the sink; may be null
     // [2, matrices, queries]: of softmax the largest x, and log(Σ e^{(x − it)/τ} + e^{θ − it/τ}), from which p is known key by key; may
     // be null, and is for gradients what the forward pass left.
     double* states;
@@ -291,7 +295,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 14
+#define SOFTMAXIMA_INTERFACE 15
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
 import softmaxima as sm
@@ -38,25 +39,33 @@ def definition(request: Request) -> Tensor:
     visible = request.visible
     if visible.lengths is not None:
         allowed &= torch.arange(key.shape[-2]) < visible.lengths
+    first = torch.as_tensor(visible.first).expand(*rows[:-1], 1, 1)[..., 0, 0]
     bias = torch.zeros(()) if request.bias is None else request.bias.detach().double()
     bias = bias.expand(allowed.shape)
     of_row = {
         name: x.detach().double().expand(*rows, 1) if isinstance(x, Tensor) else x
         for name, x in {"τ": request.temperature, "sink": request.sink, **request.params}.items()
     }
+    slopes = None if request.slopes is None else request.slopes.detach().double().expand(*rows[:-1], 1, 1)[..., 0, 0]
     output = torch.zeros(*rows, value.shape[-1], dtype=torch.float64)
     for row in itertools.product(*map(range, rows)):
         *matrix, i = row
         matrix = tuple(matrix)
+        place = i + int(first[matrix])
         seen = [
             j
             for j in range(key.shape[-2])
             if allowed[row][j]
-            and (visible.left is None or j >= i - visible.left)
-            and (visible.right is None or j <= i + visible.right)
+            and (visible.left is None or j >= place - visible.left)
+            and (visible.right is None or j <= place + visible.right)
         ]
         tau, sink, *params = (float(x[row]) if isinstance(x, Tensor) else x for x in of_row.values())
-        z = (request.scale * (key[matrix][seen] @ query[row]) + bias[row][seen]) / tau
+        x = request.scale * (key[matrix][seen] @ query[row])
+        if request.softcap is not None:
+            x = request.softcap * torch.tanh(x / request.softcap)
+        if slopes is not None:
+            x = x - slopes[matrix] * (torch.tensor(seen) - place).abs()
+        z = (x + bias[row][seen]) / tau
         if sink is not None:
             z = torch.cat((z, torch.tensor([sink], dtype=torch.float64)))
         if seen:
@@ -108,12 +117,15 @@ def requests(draw: Any, most: int = 9) -> tuple[Request, bool]:
         attn_mask=one_of(None, *masks) if draw(st.booleans()) else None,
         is_causal=draw(st.booleans()),
         scale=one_of(None, 0.5),
+        softcap=one_of(None, None, 0.7, 30.0, 1e9),
         bias=drawn(*one_of(*shapes)) if draw(st.booleans()) else None,
+        alibi_slopes=one_of(None, None, drawn(heads), 0.1 * drawn(batch, heads).abs()),
         temperature=one_of(1.0, 0.6, 0.5 + torch.rand(one_of(*per_row), generator=rng, dtype=torch.float64)),
         sink=one_of(*sinks),
         enable_gqa=groups > 1,
         window=one_of(None, 2, (4, None), (0, 1)),
         key_lengths=torch.randint(0, keys + 1, (batch,), generator=rng) if draw(st.booleans()) else None,
+        first_query=one_of(0, 0, "bottom_right", 3, -2, torch.randint(-3, keys + 3, (batch,), generator=rng)),
         params=params,
     )
     return request, draw(st.booleans()) and request.map.name in ("softmax", "elastic_softmax")
@@ -297,6 +309,32 @@ def test_derivatives_by_numbers() -> None:
     assert torch.autograd.gradcheck(learned, (q, k, v, tau))
 
 
+def test_a_module_as_map_is_its_map_and_learns() -> None:
+    q, k, v = small(2, 3, 4), small(2, 5, 4), small(2, 5, 2)
+    alpha, tau = (torch.nn.Parameter(torch.tensor(x, dtype=torch.float64)) for x in ([1.3, 1.6], 0.7))
+    module = sm.Entmax(alpha, temperature=tau)
+    for learnt, plain in ((module, {"map": "entmax", "alpha": alpha, "temperature": tau}), (sm.Sparsemax(), {"map": "sparsemax"})):
+        found, expected = sm.attention(q, k, v, map=learnt), sm.attention(q, k, v, **plain)
+        torch.testing.assert_close(found, expected)
+        inputs = (q, *learnt.parameters())
+        for a, b in zip(*(torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected)), strict=True):
+            torch.testing.assert_close(a, b)
+    positive = sm.Entmax(alpha=sm.Positive(1.5, minimum=1.0))
+    sm.attention(q, k, v, map=positive).sum().backward()
+    assert all(parameter.grad is not None for parameter in positive.parameters())
+
+
+def test_slopes_learn() -> None:
+    q, k, v, slopes = small(2, 3, 4), small(2, 5, 4), small(2, 5, 2), small(2)
+
+    def attend(*x: Tensor) -> Tensor:
+        return sm.attention(*x[:3], alibi_slopes=x[3], softcap=0.8, map="entmax15", is_causal=True, first_query="bottom_right")
+
+    assert torch.autograd.gradcheck(attend, (q, k, v, slopes))
+    assert torch.autograd.gradgradcheck(attend, (q, k, v, slopes))
+    assert torch.autograd.gradcheck(lambda *x: attend(*x, slopes.detach()), (q, k, v))
+
+
 def test_alpha_of_each_head_learns_from_softmax_to_beyond_sparsemax() -> None:
     q, k, v = 2 * small(4, 5, 3).detach(), small(4, 7, 3).detach(), small(4, 7, 2).detach()
 
@@ -329,6 +367,33 @@ def test_softmax_is_what_torch_computes(is_causal: bool) -> None:
     torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal))
     grouped = sm.attention(q, k[:, :2], v[:, :2], enable_gqa=True)
     torch.testing.assert_close(grouped, scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
+
+
+@pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize(("queries", "keys"), [(3, 50), (50, 50), (50, 60)])
+def test_causal_biases_of_torch(bias: Any, queries: int, keys: int) -> None:
+    q, k, v = (normal(2, 4, n, 8, seed=i, scale=1.0) for i, n in enumerate((queries, keys, keys)))
+    mask = bias(queries, keys)
+    expected = scaled_dot_product_attention(q, k, v, mask._materialize())
+    torch.testing.assert_close(sm.attention(q, k, v, mask), expected)
+    torch.testing.assert_close(sm.attention(q, k, v, mask, first_query="bottom_right"), expected)
+    first = "bottom_right" if bias is causal_lower_right else 0
+    torch.testing.assert_close(sm.attention(q, k, v, is_causal=True, first_query=first), expected)
+
+
+def test_decoding_with_a_cache_is_causal_attention_at_once() -> None:
+    q, k, v = (normal(2, 2, 12, 4, seed=i, scale=1.0) for i in range(3))
+    for options in ({}, {"window": (3, None)}, {"map": "entmax15", "alibi_slopes": torch.tensor([0.1, 0.2])}):
+        whole = sm.attention(q, k, v, is_causal=True, **options)
+        for first, last in ((0, 1), (3, 8), (7, 8), (11, 12)):
+            lengths = torch.tensor([last, last])  # of a cache that is allocated for all
+            for keys, places in (
+                (last, {"first_query": "bottom_right"}),
+                (12, {"first_query": "bottom_right", "key_lengths": lengths}),
+                (12, {"first_query": first}),
+            ):
+                found = sm.attention(q[:, :, first:last], k[:, :, :keys], v[:, :, :keys], is_causal=True, **places, **options)
+                torch.testing.assert_close(found, whole[:, :, first:last])
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.float32])
@@ -534,10 +599,24 @@ def test_transforms() -> None:
         ({"typo": 1}, "^attention: unknown argument 'typo'; map 'softmax' takes: none$"),
         ({"is_casual": True}, r"unknown argument 'is_casual'; did you mean 'is_causal'\?; map 'softmax' takes: none$"),
         ({"mask": None}, r"unknown argument 'mask'; did you mean 'attn_mask'\?"),
+        ({"causal_offset": 3}, r"unknown argument 'causal_offset'; did you mean 'first_query'\?"),
+        ({"is_causal": "bottom_right"}, "is_causal must be True or False, .* is_causal=True, first_query='bottom_right'$"),
+        ({"softcap": 0.0}, "softcap must be above 0 and finite, got 0"),
+        ({"softcap": torch.ones(2)}, "softcap must be"),
+        ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes must be \[heads\]"),
+        ({"alibi_slopes": torch.ones(2, dtype=torch.int64)}, "alibi_slopes must be of floating point"),
+        ({"alibi_slopes": torch.tensor([1, math.nan])}, "alibi_slopes must be finite"),
+        ({"first_query": "top_left"}, r"first_query must be an integer, integers \[batch\] or 'bottom_right', got 'top_left'"),
+        ({"first_query": 2**40}, "first_query must be an int between"),
+        ({"first_query": torch.tensor([0.5, 1])}, "first_query must be integers"),
+        ({"first_query": torch.zeros(3, dtype=torch.int64)}, "first_query must broadcast to the batch"),
+        ({"attn_mask": causal_lower_right(4, 5)}, r"attn_mask must be of 3 queries and 5 keys, got a CausalBias of \(4, 5\)"),
         ({"where": None}, r"unknown argument 'where'; did you mean 'attn_mask'\?"),
         ({"map": "entmax", "alpa": 1.3}, r"unknown argument 'alpa'; did you mean 'alpha'\?; map 'entmax' takes: alpha$"),
-        ({"map": sm.Entmax(alpha=1.3)}, "got the module Entmax; give map='entmax', alpha=module.alpha$"),
-        ({"map": sm.Sparsemax()}, "got the module Sparsemax; give map='sparsemax'$"),
+        ({"map": sm.Entmax(), "alpha": 1.3}, "has its own temperature and parameters; leave out alpha$"),
+        ({"map": sm.Sparsemax(), "temperature": 2.0}, "has its own temperature and parameters; leave out temperature$"),
+        ({"map": sm.Sparsemax(dim=1)}, "works along the keys, the last axis of scores, got .* with dim=1$"),
+        ({"map": torch.nn.Softmax()}, "unknown map"),
         (
             {"query": np.ones((2, 3, 4))},
             "all must be tensors or all NumPy arrays, got query an array, key a tensor, value a tensor",

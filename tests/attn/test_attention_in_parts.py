@@ -42,6 +42,9 @@ def cases(draw: Any) -> tuple[dict[str, Tensor], dict[str, Any], list[int]]:
         "is_causal": draw(st.booleans()),
         "window": draw(st.sampled_from([None, 2, (3, None)])),
         "scale": draw(st.sampled_from([None, 0.7])),
+        "first_query": draw(st.sampled_from([0, 3, -1])),
+        "softcap": draw(st.sampled_from([None, 0.8])),
+        "alibi_slopes": draw(st.sampled_from([None, torch.linspace(-0.1, 0.5, heads, dtype=torch.float64)])),
         "temperature": draw(st.sampled_from([1.0, 0.6])),
         "enable_gqa": groups > 1,
         **params,
@@ -102,6 +105,10 @@ def test_what_cannot_be_done_is_refused() -> None:
         sm.attention_in_parts(q, map=whole)
     with pytest.raises(TypeError, match=r"^attention_in_parts: unknown argument 'sink'; map 'softmax' takes: none$"):
         sm.attention_in_parts(q, sink=1.0)
+    with pytest.raises(TypeError, match=r"first_query must be .* got 'bottom_right': keys come in parts$"):
+        sm.attention_in_parts(q, first_query="bottom_right")
+    with pytest.raises(ValueError, match=r"^attention_in_parts: alibi_slopes must not require grad"):
+        sm.attention_in_parts(q[None], alibi_slopes=torch.ones(1, requires_grad=True)).part(k[None].detach(), v[None])
     with pytest.raises(TypeError, match=r"unknown argument 'is_casual'; did you mean 'is_causal'\?"):
         sm.attention_in_parts(q, is_casual=True)
     with pytest.raises(ValueError, match=r"^attention_in_parts: query must not require grad"):

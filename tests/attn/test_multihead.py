@@ -92,20 +92,32 @@ def test_padding_is_never_read(case: tuple[Any, ...], junk: float) -> None:
 def test_every_option_is_attentions() -> None:
     torch.manual_seed(0)
     alpha, sink = nn.Parameter(torch.tensor([1.2, 1.8])), torch.tensor([0.0, 1.0])
-    layer = sm.MultiheadAttention(8, 2, batch_first=True, map="entmax", alpha=alpha, sink=sink, temperature=0.5, window=(2, 0))
+    options = {"sink": sink, "window": (2, 0), "softcap": 1.5, "alibi_slopes": torch.tensor([0.1, 0.3])}
+    layer = sm.MultiheadAttention(8, 2, batch_first=True, map="entmax", alpha=alpha, temperature=0.5, **options)
     x = torch.randn(3, 6, 8)
     output, weights = layer(x, x, x, average_attn_weights=False)
     q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in nn.functional.linear(x, layer.in_proj_weight).chunk(3, -1))
-    o, p = sm.attention(
-        q, k, v, map="entmax", alpha=alpha, sink=sink, temperature=0.5, window=(2, 0), return_weights=True
-    )  # fmt: skip
+    o, p = sm.attention(q, k, v, map="entmax", alpha=alpha, temperature=0.5, return_weights=True, **options)
     torch.testing.assert_close(weights, p)
     torch.testing.assert_close(output, layer.out_proj(o.transpose(1, 2).flatten(-2)))
     output.sum().backward()
     assert alpha.grad is not None
-    assert {"alpha", "sink"} <= layer.state_dict().keys()
+    assert {"alpha", "sink", "alibi_slopes"} <= layer.state_dict().keys()
     assert dict(layer.named_parameters())["alpha"] is alpha
     assert "map='entmax'" in repr(layer)
+
+
+def test_a_module_as_map_learns_in_it() -> None:
+    torch.manual_seed(0)
+    entmax, x = sm.Entmax(alpha=sm.Positive(1.3, minimum=1.0), temperature=nn.Parameter(torch.tensor(0.7))), torch.randn(3, 6, 8)
+    layer = sm.MultiheadAttention(8, 2, batch_first=True, map=entmax)
+    plain = sm.MultiheadAttention(8, 2, batch_first=True, map="entmax", alpha=1.3, temperature=0.7)
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    found = layer(x, x, x)[0]
+    torch.testing.assert_close(found, plain(x, x, x)[0])
+    found.sum().backward()
+    assert all(parameter.grad is not None for parameter in entmax.parameters())
+    assert {id(parameter) for parameter in entmax.parameters()} <= {id(parameter) for parameter in layer.parameters()}
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -173,6 +185,8 @@ def test_a_query_that_sees_nothing() -> None:
         ({"beta": 1.0}, "^MultiheadAttention: unknown argument 'beta'; map 'softmax' takes: none$"),
         ({"batch_frist": True}, r"unknown argument 'batch_frist'; did you mean 'batch_first'\?"),
         ({"dropout": 1.1}, "dropout must be between 0 and 1"),
+        ({"map": sm.Entmax(), "alpha": 1.3}, "^MultiheadAttention: Entmax.* leave out alpha$"),
+        ({"alibi_slopes": torch.ones(2), "add_zero_attn": True}, "alibi_slopes count places"),
     ],
 )
 def test_what_is_wrong_is_said_when_it_is_made(arguments: dict[str, Any], words: str) -> None:

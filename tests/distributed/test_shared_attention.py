@@ -132,6 +132,8 @@ def of_what_is_beside(rank: int, form: str) -> dict[Any, float]:
         ("elastic_softmax", {}, {"beta": normal(*head, seed=9), "temperature": tau, "attn_mask": mask}),
         ("elastic_softmax", {}, {"beta": normal(*row, seed=9), "bias": bias[:, :1], "key_lengths": lengths}),
         ("entmax", {}, {"alpha": alpha, "temperature": tau, "bias": bias}),
+        ("softmax", {"softcap": 1.5, "alibi_slopes": torch.tensor([0.0, 0.1, 0.3, -0.2])}, {"temperature": tau}),
+        ("entmax15", {"softcap": 1.5, "alibi_slopes": torch.tensor([0.0, 0.1, 0.3, -0.2])}, {"temperature": tau, "bias": bias}),
         ("sparsemax", {}, {"attn_mask": mask, "key_lengths": lengths, "temperature": tau}),
     ]
     found = {}

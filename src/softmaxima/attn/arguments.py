@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, check_device, check_value
 from softmaxima.core.contract import Map, find_map
-from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number, is_finite
+from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_int, check_number, is_finite
 from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.maps import MapModule
 
 
 @dataclass(frozen=True)
 class Visible:
     """Which keys each query may see, of what is known without a mask.
 
-    Query i and key j stand at the places i and j, as in `F.scaled_dot_product_attention`.
+    Key j stands at the place j, and query i at the place first + i.
     """
 
     queries: int
@@ -30,13 +32,13 @@ class Visible:
     left: int | None = None  # how many keys before its own place a query sees; None: all
     right: int | None = None  # and after it; 0 where it is causal
     lengths: Tensor | None = None  # how many keys there are, [..., 1, 1]
-    first: int = 0  # the place of the first query
+    first: int | Tensor = 0  # the place of the first query, or of each matrix, [..., 1, 1]
 
     def mask(self, device: torch.device) -> Tensor | None:
         """Which keys are seen, broadcasting to [..., queries, keys]; None where nothing is hidden."""
         mask, place = None, torch.arange(self.keys, device=device)
         if self.left is not None or self.right is not None:
-            distance = place - torch.arange(self.first, self.first + self.queries, device=device)[:, None]
+            distance = self.distance(device)
             if self.right is not None:
                 mask = distance <= self.right
             if self.left is not None:
@@ -46,6 +48,11 @@ class Visible:
             there = place < self.lengths
             mask = there if mask is None else mask & there
         return mask
+
+    def distance(self, device: torch.device) -> Tensor:
+        """How far each key stands behind each query, [..., queries, keys]."""
+        places = self.first + torch.arange(self.queries, device=device)[:, None]
+        return torch.arange(self.keys, device=device) - places
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class Request:
     value: Tensor  # [..., heads / groups, S, Ev]
     groups: int  # how many heads of queries share one of keys and values
     scale: float
+    softcap: float | None  # c of c tanh(scale ⟨q, k⟩/c)
+    slopes: Tensor | None  # m of −m |distance|, [..., heads, 1, 1]
     mask: Tensor | None  # broadcasts to [..., L, S]
     bias: Tensor | None  # likewise
     visible: Visible
@@ -70,6 +79,11 @@ class Request:
     def repeated(self, x: Tensor) -> Tensor:
         """Keys or values, one for each head of the queries."""
         return x if self.groups == 1 else x.repeat_interleave(self.groups, -3)
+
+    @property
+    def is_bilinear(self) -> bool:
+        """Whether scores are ⟨q, k⟩ and nothing else, so that Σ_j x_j ∂/∂x_j = ⟨q, ∂/∂q⟩."""
+        return self.bias is None and self.softcap is None and self.slopes is None
 
     @property
     def level(self) -> float | Tensor | None:
@@ -101,13 +115,16 @@ def check_request(
     attn_mask: Any = None,
     is_causal: Any = False,
     scale: Any = None,
+    softcap: Any = None,
     bias: Any = None,
+    alibi_slopes: Any = None,
     temperature: Any = 1.0,
     sink: Any = None,
     dropout_p: Any = 0.0,
     enable_gqa: Any = False,
     window: Any = None,
     key_lengths: Any = None,
+    first_query: Any = 0,
     params: Mapping[str, Any] | None = None,
     function: Callable[..., Any] | None = None,
 ) -> Request:
@@ -115,10 +132,11 @@ def check_request(
 
     `function` is the one whose own arguments may have been meant by one of `params` that the map does not have.
     """
+    map, temperature, params = of_module(name, map, temperature, params or {})
     found = find_map(map, name)
     if found.properties.logarithmic:
         raise ValueError(f"{name}: map must give probabilities, got {found.name!r}, which gives their logarithms")
-    found.complete(params or {}, name, () if function is None else inspect.signature(function).parameters.keys() - {"params"})
+    found.complete(params, name, () if function is None else inspect.signature(function).parameters.keys() - {"params"})
     check_kinds(name, query=query, key=key, value=value)
     query, key, value = (_check_projection(name, what, x) for what, x in (("query", query), ("key", key), ("value", value)))
     _check_alike(name, query, key, value)
@@ -126,17 +144,29 @@ def check_request(
     shape = (*query.shape[:-1], key.shape[-2])
     if sink is not None:
         sink = _per_row(name, "sink", sink, query, shape, lambda level: level < math.inf, "a number below +∞")
-    found, sink, params = _with_sink(name, found, sink, params or {})
+    found, sink, params = _with_sink(name, found, sink, params)
     params = found.complete(params)
+    if isinstance(is_causal, str):
+        raise TypeError(
+            f"{name}: is_causal must be True or False, got {is_causal!r}; the query that sees all keys is the last one with "
+            f"is_causal=True, first_query={BOTTOM_RIGHT!r}"
+        )
+    is_causal = check_flag(name, "is_causal", is_causal)
+    if isinstance(attn_mask, CausalBias):
+        first = _check_causal(name, attn_mask, shape)
+        others = is_causal or window is not None or not isinstance(first_query, int) or first_query != 0
+        attn_mask = Visible(*shape[-2:], right=0, first=first).mask(query.device) if others else None
+        is_causal, first_query = (is_causal, first_query) if others else (True, first)
     mask, additive = _check_mask(name, attn_mask, query, shape)
     bias = _check_bias(name, "bias", bias, query, shape)
     if additive is not None:
         wide = COMPUTE_DTYPE[query.dtype]
         bias = additive if bias is None else bias.to(wide) + additive.to(wide)
     left, right = check_window(name, window)
-    if check_flag(name, "is_causal", is_causal):
+    if is_causal:
         right = 0
-    visible = Visible(shape[-2], shape[-1], left, right, _check_lengths(name, key_lengths, query, shape))
+    lengths = _check_lengths(name, key_lengths, query, shape)
+    visible = Visible(shape[-2], shape[-1], left, right, lengths, _check_first(name, first_query, query, shape, lengths))
     per_row = {}
     for parameter in found.params:
         own = params[parameter.name]
@@ -152,6 +182,8 @@ def check_request(
         value=value,
         groups=groups,
         scale=_check_scale(name, scale, query.shape[-1]),
+        softcap=None if softcap is None else check_number(name, "softcap", softcap, *CAP),
+        slopes=_check_slopes(name, alibi_slopes, query),
         mask=mask,
         bias=bias,
         visible=visible,
@@ -162,9 +194,26 @@ def check_request(
     )
 
 
+def of_module(name: str, map: Any, temperature: Any, params: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """(the map, its temperature, its parameters), of a module such as `sm.Entmax` what it holds, that which learns itself."""
+    if not isinstance(map, MapModule):
+        return map, temperature, dict(params)
+    own = {option: getattr(map, option) for option in map._option_names}
+    dim, own_temperature = own.pop("dim"), own.pop("temperature")
+    if dim != -1:
+        raise ValueError(f"{name}: a module as map works along the keys, the last axis of scores, got {map} with dim={dim}")
+    beside = [*params, *([] if isinstance(temperature, (int, float)) and temperature == 1 else ["temperature"])]
+    if beside:
+        raise TypeError(f"{name}: {map} has its own temperature and parameters; leave out {', '.join(beside)}")
+    return map.map, own_temperature, own
+
+
+OPTIONS = ("map", "temperature", "sink", "window", "softcap", "alibi_slopes")  # of a map in attention, beside its parameters
+
+
 def with_params(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a map in attention as `check_request` has them: the map's parameters by themselves."""
-    own = {name: value for name, value in options.items() if name in ("map", "temperature", "sink", "window")}
+    own = {name: value for name, value in options.items() if name in OPTIONS}
     return {**own, "params": {name: value for name, value in options.items() if name not in own}}
 
 
@@ -180,6 +229,23 @@ def _check_scale(name: str, scale: Any, size: int) -> float:
     if scale is None:
         return 1 / math.sqrt(max(size, 1))
     return check_number(name, "scale", scale, is_finite, "a finite number")
+
+
+CAP = (lambda number: 0 < number < math.inf), "above 0 and finite"
+
+
+def _check_slopes(name: str, slopes: Any, query: Tensor) -> Tensor | None:
+    if slopes is None:
+        return None
+    slopes = check_device(name, "alibi_slopes", as_tensor(name, "alibi_slopes", slopes), query)
+    if not slopes.is_floating_point():
+        raise TypeError(f"{name}: alibi_slopes must be of floating point, got {slopes.dtype}; call alibi_slopes.float()")
+    if not broadcasts(slopes, query.shape[:-2]):
+        heads = "[heads], [batch, heads] or what broadcasts to "
+        raise ValueError(f"{name}: alibi_slopes must be {heads}{tuple(query.shape[:-2])}, got {tuple(slopes.shape)}")
+    if is_concrete(slopes) and not bool(slopes.isfinite().all()):
+        raise ValueError(f"{name}: alibi_slopes must be finite, got some that are not")
+    return slopes[..., None, None]
 
 
 def _with_sink(name: str, map: Map, sink: Any, params: Mapping[str, Any]) -> tuple[Map, Any, Mapping[str, Any]]:
@@ -259,6 +325,14 @@ def _check_mask(name: str, attn_mask: Any, query: Tensor, shape: tuple[int, ...]
     return attn_mask, None
 
 
+def _check_causal(name: str, mask: CausalBias, shape: tuple[int, ...]) -> int:
+    """The place of the first query under torch's `causal_upper_left` or `causal_lower_right`."""
+    given = mask.seq_len_q, mask.seq_len_kv
+    if given != shape[-2:]:
+        raise ValueError(f"{name}: attn_mask must be of {shape[-2]} queries and {shape[-1]} keys, got a CausalBias of {given}")
+    return 0 if mask.variant == CausalVariant.UPPER_LEFT else given[1] - given[0]
+
+
 def _check_bias(name: str, what: str, bias: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if bias is None:
         return None
@@ -285,19 +359,41 @@ def check_window(name: str, window: Any) -> tuple[int | None, int | None]:
 def _check_lengths(name: str, lengths: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if lengths is None:
         return None
-    lengths = check_device(name, "key_lengths", as_tensor(name, "key_lengths", lengths), query)
-    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise TypeError(f"{name}: key_lengths must be integers, one a batch, got {lengths.dtype}")
-    keys, trailing = shape[-1], 3 if len(shape) > 3 else 2
+    return _check_integers(name, "key_lengths", lengths, query, shape, 0, shape[-1], ", the number of keys")
+
+
+BOTTOM_RIGHT = "bottom_right"  # where the last query stands at the last key
+FARTHEST = 2**30  # a place that kernels can have
+
+
+def _check_first(name: str, first: Any, query: Tensor, shape: tuple[int, ...], lengths: Tensor | None) -> int | Tensor:
+    """The place of the first query: a number, or one a batch, [..., 1, 1]."""
+    if isinstance(first, str):
+        if first != BOTTOM_RIGHT:
+            raise ValueError(f"{name}: first_query must be an integer, integers [batch] or {BOTTOM_RIGHT!r}, got {first!r}")
+        return (shape[-1] if lengths is None else lengths) - shape[-2]
+    if isinstance(first, (Tensor, np.ndarray)) and first.ndim:
+        return _check_integers(name, "first_query", first, query, shape, -FARTHEST, FARTHEST)
+    return check_int(name, "first_query", first, lambda place: abs(place) <= FARTHEST, "an int between -2^30 and 2^30")
+
+
+def _check_integers(
+    name: str, what: str, given: Any, query: Tensor, shape: tuple[int, ...], lowest: int, highest: int, that: str = ""
+) -> Tensor:
+    """Integers, one a batch, as [..., 1, 1]."""
+    given = check_device(name, what, as_tensor(name, what, given), query)
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise TypeError(f"{name}: {what} must be integers, one a batch, got {given.dtype}")
+    trailing = 3 if len(shape) > 3 else 2
     batch = shape[:-trailing]
-    if not broadcasts(lengths, batch):
-        raise ValueError(f"{name}: key_lengths must broadcast to the batch, {batch}, got {tuple(lengths.shape)}")
-    lengths = lengths.reshape(*lengths.shape, *[1] * trailing)
-    if lengths.numel() and is_concrete(lengths):
-        least, most = int(lengths.min()), int(lengths.max())
-        if not 0 <= least <= most <= keys:
-            raise ValueError(f"{name}: key_lengths must lie in [0, {keys}], the number of keys, got {least} to {most}")
-    return lengths
+    if not broadcasts(given, batch):
+        raise ValueError(f"{name}: {what} must broadcast to the batch, {batch}, got {tuple(given.shape)}")
+    given = given.reshape(*given.shape, *[1] * trailing)
+    if given.numel() and is_concrete(given):
+        least, most = int(given.min()), int(given.max())
+        if not lowest <= least <= most <= highest:
+            raise ValueError(f"{name}: {what} must lie in [{lowest}, {highest}]{that}, got {least} to {most}")
+    return given
 
 
 def _per_row(name: str, what: str, value: Any, query: Tensor, shape: tuple[int, ...], valid: Any, domain: str) -> float | Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.attn import blocks, fused, naive
 from softmaxima.attn.arguments import Request, check_request
@@ -28,12 +28,15 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    map: AnyMap = "softmax",
+    map: AnyMap | nn.Module = "softmax",
+    softcap: float | None = None,
     bias: Array | None = None,
+    alibi_slopes: Array | None = None,
     temperature: float | Array = 1.0,
     sink: float | Array | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     key_lengths: Array | None = None,
+    first_query: int | Array | str = 0,
     return_lse: bool = False,
     return_weights: bool = False,
     **params: Any,
@@ -51,20 +54,30 @@ def attention(
         key: [..., S, E], and
         value: [..., S, Ev]. The axes before the last two broadcast among the three; outputs, LSE and p have those of all.
         attn_mask: of booleans, True where a query may see a key, or of floating point, which is added to the scores; it
-            broadcasts to [..., L, S].
+            broadcasts to [..., L, S]. torch's `causal_upper_left` and `causal_lower_right` are taken without a mask in memory.
         dropout_p: The share of probabilities that are set to 0, the others scaled by 1/(1 − dropout_p); 1 sets all to 0. As in
             torch's function, it applies whenever it is given.
-        is_causal: Query i sees the keys 0 to i, together with whatever else is masked.
+        is_causal: A query sees the keys up to its own place, together with whatever else is masked: query i those from 0 to i.
         scale: A factor of ⟨q, k⟩; without it 1/√E.
         enable_gqa: Heads of queries share those of keys and values, whose number divides theirs, in groups.
         map: The name or the function of a registered map, or a `sm.Map`; `params` are its parameters. One that may be a tensor,
-            such as α of entmax, may be one a head, [heads], or broadcast to [..., L, 1].
+            such as α of entmax, may be one a head, [heads], or broadcast to [..., L, 1]. A module, `sm.Entmax(…)`, is its map with
+            the temperature and the parameters that it has, which learn.
+        softcap: c > 0, a number: scale ⟨q, k⟩ becomes c tanh(scale ⟨q, k⟩/c), which lies between −c and c, as in Gemma 2. What is
+            added to scores is added afterwards.
         bias: Added to the scores, and differentiable; broadcasts to [..., L, S].
+        alibi_slopes: m [heads] or [batch, heads] of ALiBi: −m |place of the query − place of the key| is added to the scores. Those
+            of Press et al. are 2^(−8h/H) for h = 1 … H. Differentiable.
         temperature: τ > 0, a number, one a head or one a query.
         sink: The score of one more key with the value 0, not divided by τ: a number, one a head or one a query. With softmax this
             is elastic softmax, whose probabilities may add up to less than 1.
         window: How many keys to either side of its own place a query sees: a number, or (before, after), None for all.
         key_lengths: Integers [batch]: how many keys there are; those behind are padding.
+        first_query: The place of the first query among the keys, from which `is_causal`, `window` and `alibi_slopes` count: an
+            integer, how many keys a cache had before those of the queries; integers [batch]; or "bottom_right", which is S − L, and
+            with `key_lengths` those less L, so that the last query stands at the last key. So it is in `causal_lower_right` of
+            torch, in FlashAttention (its `causal`, `window_size` and `alibi_slopes`), and in xformers'
+            `LowerTriangularFromBottomRightMask`. A query that stands before all keys sees nothing where it is causal.
         return_lse: Also LSE_j(x_ij/τ), the sink included, [..., L], of softmax and elastic_softmax, by which `merge_attention`
             merges outputs over different keys; −∞ where a query may see nothing.
         return_weights: Also p, [..., L, S], before dropout, in query's dtype.
@@ -102,13 +115,16 @@ def attention(
         attn_mask=attn_mask,
         is_causal=is_causal,
         scale=scale,
+        softcap=softcap,
         bias=bias,
+        alibi_slopes=alibi_slopes,
         temperature=temperature,
         sink=sink,
         dropout_p=dropout_p,
         enable_gqa=enable_gqa,
         window=window,
         key_lengths=key_lengths,
+        first_query=first_query,
         params=params,
         function=attention,
     )

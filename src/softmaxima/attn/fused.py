@@ -37,8 +37,13 @@ def fits(request: Request) -> bool:
         return False
     if not (torch.is_grad_enabled() or is_keeping()):
         return True
-    learns = (request.bias, request.sink, *(value for value in request.params.values() if value is not request.level))
-    beside = request.temperature if request.bias is not None or request.sink is not None else None
+    learns = (
+        request.bias,
+        request.slopes,
+        request.sink,
+        *(value for value in request.params.values() if value is not request.level),
+    )
+    beside = None if request.is_bilinear and request.sink is None else request.temperature
     return not any(isinstance(value, Tensor) and value.requires_grad for value in (*learns, beside))
 
 
@@ -86,15 +91,20 @@ class Given(NamedTuple):
     tensors: Sequence[Tensor]  # of τ and the parameters
     numbers: Sequence[float]
     scale: float
+    softcap: float | None
+    slopes: Tensor | None
     groups: int
     left: int | None
     right: int | None
+    firsts: Tensor | None  # where these are a tensor
+    first: int
 
     @classmethod
     def of(cls, request: Request) -> Given:
         tensors, numbers = encode(request.map, request.temperature, list(request.params.values()))  # type: ignore[misc]
         sink, visible = request.sink, request.visible
         sinks, sink = (sink, None) if isinstance(sink, Tensor) else (None, sink)
+        firsts, first = (visible.first, 0) if isinstance(visible.first, Tensor) else (None, visible.first)
         return cls(
             key=request.map.key,
             query=request.query,
@@ -108,9 +118,13 @@ class Given(NamedTuple):
             tensors=tensors,
             numbers=numbers,
             scale=request.scale,
+            softcap=request.softcap,
+            slopes=request.slopes,
             groups=request.groups,
             left=visible.left,
             right=visible.right,
+            firsts=firsts,
+            first=first,
         )
 
     def request(self) -> Request:
@@ -125,9 +139,14 @@ class Given(NamedTuple):
             value=self.values,
             groups=self.groups,
             scale=self.scale,
+            softcap=self.softcap,
+            slopes=self.slopes,
             mask=self.mask,
             bias=self.bias,
-            visible=Visible(self.query.shape[-2], self.keys.shape[-2], self.left, self.right, self.lengths),
+            visible=Visible(
+                *(self.query.shape[-2], self.keys.shape[-2], self.left, self.right, self.lengths),
+                self.first if self.firsts is None else self.firsts,
+            ),
             temperature=tau,
             sink=self.sink if self.sinks is None else self.sinks,
             params={parameter.name: value for parameter, value in zip(map.params, params, strict=True)},
@@ -186,12 +205,15 @@ def _options(request: Request) -> Options:
         theta=request.map.kernel.theta(*request.params.values()),  # type: ignore[union-attr, arg-type]
         sparse=request.map.properties.sparse,
         scale=request.scale,
+        softcap=request.softcap,
+        slopes=request.slopes,
         groups=request.groups,
         mask=request.mask,
         bias=request.bias,
         lengths=visible.lengths,
         left=visible.left,
         right=visible.right,
+        first=visible.first,
         sinks=request.sink,
     )
 

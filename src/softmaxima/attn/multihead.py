@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from softmaxima.attn.arguments import Visible, check_request, check_window, with_params
+from softmaxima.attn.arguments import OPTIONS, Visible, check_request, check_window, of_module, with_params
 from softmaxima.attn.attention import attend
 from softmaxima.core.arguments import check_tensor
 from softmaxima.core.contract import AnyMap, find_map
@@ -34,7 +34,8 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as of
             `torch.nn.MultiheadAttention`.
-        map, temperature, sink, window, params: as of `sm.attention`. A tensor is a buffer, an `nn.Parameter` a parameter that
+        map, temperature, sink, window, softcap, alibi_slopes, params: as of `sm.attention`; what a module as map learns is this
+            module's too. A tensor is a buffer, an `nn.Parameter` a parameter that
             learns, of a shape [num_heads] for one a head; both are in the state dict.
 
     Raises:
@@ -65,10 +66,12 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         device: Any = None,
         dtype: Any = None,
         *,
-        map: AnyMap = "softmax",
+        map: AnyMap | nn.Module = "softmax",
         temperature: float | Tensor | nn.Module = 1.0,
         sink: float | Tensor | None = None,
         window: int | tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        alibi_slopes: Tensor | None = None,
         **params: Any,
     ) -> None:
         for what, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
@@ -80,7 +83,12 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )  # fmt: skip
-        give_map(self, NAME, map, temperature=temperature, sink=sink, window=window, **params)
+        if alibi_slopes is not None and (add_bias_kv or add_zero_attn):
+            raise ValueError(
+                f"{NAME}: alibi_slopes count places, which keys of add_bias_kv and add_zero_attn do not have; leave one out"
+            )
+        own = {"temperature": temperature, "sink": sink, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes}
+        give_map(self, NAME, map, **own, **params)
 
     def forward(
         self,
@@ -204,8 +212,10 @@ def _checked(what: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> Tensor:
 
 def give_map(module: MultiheadAttention, name: str, map: AnyMap, **options: Any) -> None:
     """Let the module have this map; `name` is of the function that was called, for errors."""
+    params = {option: value for option, value in options.items() if option not in OPTIONS}
+    map, options["temperature"], own = of_module(name, map, options["temperature"], params)
     given: dict[str, Any] = {"map": find_map(map, name).name}
-    for option, value in options.items():
+    for option, value in {**options, **own}.items():
         if option == "window" and value is not None:
             value = check_window(name, value)
         if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0:

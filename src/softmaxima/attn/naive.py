@@ -23,14 +23,29 @@ def attend(request: Request) -> tuple[Tensor, Tensor]:
 
 
 def scores(request: Request) -> Tensor:
-    """x = scale ⟨query, key⟩ + bias, [..., L, S], in the dtype that maps compute in; −∞ where a key is not seen."""
+    """x = scale ⟨q, k⟩, capped, − slope |distance| + bias, [..., L, S], in the dtype that maps compute in; −∞ where a key is not seen."""
     wide = COMPUTE_DTYPE[request.query.dtype]
     x = pairwise(request.query.to(wide) * request.scale, request.repeated(request.key).to(wide))
+    hidden = _hidden(request)
+    if request.softcap is not None:
+        x = x if hidden is None else x.masked_fill(hidden, 0.0)  # of NaN there the slope would be too
+        x = request.softcap * torch.tanh(x / request.softcap)
+    if request.slopes is not None:
+        x = x - request.slopes.to(wide) * request.visible.distance(x.device).abs()
     if request.bias is not None:
-        x, hidden = x + request.bias.to(wide), request.bias == -math.inf
-        x = x if is_concrete(hidden) and not hidden.any() else x.masked_fill(hidden, -math.inf)
+        x = x + request.bias.to(wide)
+    return x if hidden is None else x.masked_fill(hidden, -math.inf)
+
+
+def _hidden(request: Request) -> Tensor | None:
+    """Which scores are −∞, by a mask, a place, a length or a bias."""
     allowed = request.allowed()
-    return x if allowed is None else x.masked_fill(~allowed, -math.inf)
+    hidden = None if allowed is None else ~allowed
+    if request.bias is not None:
+        by_bias = request.bias == -math.inf
+        if not is_concrete(by_bias) or by_bias.any():
+            hidden = by_bias if hidden is None else hidden | by_bias
+    return hidden
 
 
 def weights(request: Request) -> Tensor:

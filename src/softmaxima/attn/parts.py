@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.attn import naive
 from softmaxima.attn.arguments import Request, check_request
@@ -73,10 +73,16 @@ class AttentionInParts:
         """The keys [..., n, E] from the place `first` on, their values [..., n, Ev], and what `attention` takes of these keys."""
         first = check_count(NAME, "first", first, 0)
         request = check_request(NAME, self.query, key, value, map=self.rows.map, attn_mask=attn_mask, bias=bias, **self.options)
-        for what, given in (("query", request.query), ("key", request.key), ("bias", request.bias)):
+        for what, given in (
+            ("query", request.query),
+            ("key", request.key),
+            ("bias", request.bias),
+            ("alibi_slopes", request.slopes),
+        ):
             if given is not None:
                 no_graph(what, given, NAME)
-        request = replace(request, visible=replace(request.visible, first=-first))  # queries stand so far behind the first key
+        visible = replace(request.visible, first=request.visible.first - first)  # places count from the part's first key
+        request = replace(request, visible=visible)
         return AttentionPart(request, self.rows.part(naive.scores(request), first))
 
     def state(self, parts: Iterable[AttentionPart]) -> State:
@@ -124,12 +130,15 @@ class AttentionInParts:
 def attention_in_parts(
     query: Array,
     *,
-    map: AnyMap = "softmax",
+    map: AnyMap | nn.Module = "softmax",
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     temperature: float | Array = 1.0,
     window: int | tuple[int | None, int | None] | None = None,
+    first_query: int | Array = 0,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
     **params: Any,
 ) -> AttentionInParts:
     """Attention over keys that come in parts, with any map: two rounds over the parts, exact.
@@ -139,8 +148,9 @@ def attention_in_parts(
     Args:
         query: [..., L, E], which all parts know.
         map, temperature, params: as for `attention`; the map must have `blocks`.
-        is_causal, window: by the places of keys, which a part has from its `first` on.
-        scale, enable_gqa: as for `attention`.
+        is_causal, window, first_query, alibi_slopes: by the places of keys, which a part has from its `first` on. There is no
+            "bottom_right", for no part knows how many keys there are.
+        scale, softcap, enable_gqa: as for `attention`.
 
     Returns:
         What makes a part of keys and values, its state, and under the state of all what it adds to the output, and its gradients.
@@ -161,7 +171,12 @@ def attention_in_parts(
     >>> sm.attention(q, k, v, map="entmax15")
     tensor([[1.3040]])
     """
-    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
+    if isinstance(first_query, str):
+        raise TypeError(f"{NAME}: first_query must be an integer or integers [batch], got {first_query!r}: keys come in parts")
+    options = {
+        "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window, "first_query": first_query,
+        "softcap": softcap, "alibi_slopes": alibi_slopes,
+    }  # fmt: skip
     given = as_scores(NAME, query, "query")
     no_graph("query", given, NAME)
     nothing, own = given[..., :0, :], {"temperature": temperature, "params": params, "function": attention_in_parts}

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from softmaxima.attn.arguments import Request, check_request
+from softmaxima.attn.arguments import Request, check_request, of_module
 from softmaxima.attn.attention import attend
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.blocks import State
@@ -43,8 +43,10 @@ def attention(
     first_query: int = 0,
     scale: float | None = None,
     enable_gqa: bool = False,
-    map: AnyMap = "softmax",
+    map: AnyMap | nn.Module = "softmax",
+    softcap: float | None = None,
     bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     window: int | tuple[int | None, int | None] | None = None,
     key_lengths: Tensor | None = None,
@@ -71,9 +73,9 @@ def attention(
             which all have the same work where attention is causal. What a rank's queries may not see is skipped, and sent only as
             far as someone reads it.
         first_query: the place of the first query of the whole sequence, which is how many keys come before it.
-        is_causal, window: by places in the whole sequence.
+        is_causal, window, alibi_slopes: by places in the whole sequence. Slopes are the same on every rank, and do not learn here.
         key_lengths: integers [batch], how many keys there are in the whole sequence.
-        scale, enable_gqa, map: as of `sm.attention`, the same on every rank.
+        scale, softcap, enable_gqa, map: as of `sm.attention`, the same on every rank.
         temperature, params: as of `sm.attention`. A tensor has one number for each of this rank's queries; or one for all queries
             of all ranks, or one a head: then it has size 1 along the axis of queries on every rank.
         group: a process group, a mesh of one axis, or None for all ranks.
@@ -98,15 +100,19 @@ def attention(
     Source: Liu, Zaharia & Abbeel (2023), arXiv:2310.01889; for the balanced layout the Llama 3 report, arXiv:2407.21783.
     """
     ranks = ranks_of(NAME, group)
+    with ranks.telling(NAME):
+        map, temperature, params = of_module(NAME, map, temperature, params)
     options = {
         "map": map, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "temperature": temperature, "window": window,
-        "params": params, "function": attention,
+        "params": params, "function": attention, "softcap": softcap, "alibi_slopes": alibi_slopes,
     }  # fmt: skip
     of_all_keys = {"attn_mask": attn_mask, "bias": bias, "key_lengths": key_lengths}
     with ranks.telling(NAME):
         form, layout = check_choice(NAME, "form", form, FORMS), check_layout(NAME, layout)
         first_query = check_count(NAME, "first_query", first_query, 0)
         own = check_request(NAME, query, key, value, **options)
+        if learns(own.slopes):
+            raise ValueError(f"{NAME}: alibi_slopes must not require grad; call alibi_slopes.detach(), or give their bias as bias=")
         if form != "gather" and own.map.blocks is None:
             raise ValueError(
                 f"{NAME}: {own.map.name} does not say how it works on parts; gather the keys, by form='gather', or give its Map "
@@ -153,6 +159,7 @@ def _alike(request: Request, of_all_keys: Mapping[str, Tensor | None], **others:
         **others, "map": request.map, "dtype": request.query.dtype, "batch": request.query.shape[:-2],
         "batch of keys": request.key.shape[:-2], "batch of values": request.value.shape[:-2],
         "sizes": (request.key.shape[-1], request.value.shape[-1]), "groups": request.groups, "scale": request.scale,
+        "softcap": request.softcap, "alibi_slopes": request.slopes,
         "window": (request.visible.left, request.visible.right), **own, "queries": request.query.shape[-2] if merges else "own",
         "key_lengths": of_all_keys["key_lengths"],
     }  # fmt: skip

@@ -53,13 +53,9 @@ def sees(visible: Visible, query: Span, key: Span) -> bool:
 def part_of(request: Request, query: Span, key: Span, keys: Tensor, values: Tensor) -> Part:
     """What the queries of a span are asked of the keys of another, of a request of all keys in order.
 
-    Places count from the span's first, so that a window lies as much aside as the spans do.
+    Places count from the span's first key.
     """
     visible = request.visible
-    nearest, furthest = _distances(query, key)
-    aside = query.place - key.place
-    left = None if visible.left is None or nearest >= -visible.left else visible.left - aside
-    right = None if visible.right is None or furthest <= visible.right else visible.right + aside
     lengths = None if visible.lengths is None else (visible.lengths - key.place).clamp(0, key.length)
     found = replace(
         rows_of(request, query),
@@ -67,7 +63,7 @@ def part_of(request: Request, query: Span, key: Span, keys: Tensor, values: Tens
         value=values,
         mask=_columns(request.mask, request, query, key),
         bias=_columns(request.bias, request, query, key),
-        visible=Visible(query.length, key.length, left, right, lengths),
+        visible=Visible(query.length, key.length, visible.left, visible.right, lengths, query.place - key.place),
     )
     return Part(found, key.place)
 
@@ -191,7 +187,7 @@ class OfSoftmax(Rounds):
         request, (output, mass), found = self._softmax(part), end, dict[str, Tensor]()
         if request.visible.keys == 0:
             dq = torch.zeros_like(_wide(request).query)
-        elif fused.fits(request) and (request.bias is None or not (self.learns_bias or self._learns_tau)):
+        elif fused.fits(request) and (request.is_bilinear or not (self.learns_bias or self._learns_tau)):
             dq, found["key"], found["value"] = fused.pull_part(request, output, mass.squeeze(-1), g)
         else:
             dq, found = self._pull_definition(request, g, output, mass)

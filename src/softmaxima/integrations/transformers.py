@@ -66,7 +66,7 @@ def register() -> tuple[str, ...]:
     `sm.replace_attention` names them. Falcon and GPT-Neo, which choose among classes of their own, raise transformers' KeyError
     with the name when they are made.
 
-    Cost: that of `sm.attention`. With a soft cap and with `output_attentions` the scores of a layer are held, [batch, heads, L, S].
+    Cost: that of `sm.attention`. With `output_attentions` the scores of a layer are held, [batch, heads, L, S].
 
     Source: Wolf et al. (2020), arXiv:1910.03771; with sparse maps Correia et al. (2019), arXiv:1909.00015.
 
@@ -170,10 +170,6 @@ def _attention_forward(
     if causal:
         attention_mask = None
         causal = is_causal is None or is_causal or is_causal == getattr(module, "is_causal", None)  # else the caller's own word
-    if softcap is not None:
-        scores, scaling = _capped(query, key, scaling, softcap), None
-        position_bias = scores if position_bias is None else position_bias + scores
-        query, key = query[..., :0], key[..., :0]  # ⟨q, k⟩ of no size is 0: the bias has the scores
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         attention_mask = _within_sequences(query, key, attention_mask, cu_seq_lens_q, cu_seq_lens_k)
     output, weights = attend(
@@ -186,6 +182,7 @@ def _attention_forward(
         scale=scaling,
         enable_gqa=key.shape[1] != query.shape[1],
         map=found,
+        softcap=softcap,
         bias=position_bias,
         return_weights=bool(output_attentions) or _collects_attentions(),
         **options,
@@ -235,14 +232,6 @@ def _value(name: str, value: Any, query: Tensor) -> Any:
     if len(value) != query.shape[1] or not all(isinstance(x, Real) and not isinstance(x, bool) for x in value):
         raise ValueError(f"config.softmaxima: {name} must be a number or a list of {query.shape[1]}, one a head, got {value!r}")
     return torch.tensor(value, dtype=torch.promote_types(query.dtype, torch.float32), device=query.device)
-
-
-def _capped(query: Tensor, key: Tensor, scaling: float | None, softcap: float) -> Tensor:
-    """c tanh(x/c), [batch, heads, L, S]."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    return softcap * torch.tanh((query.to(wide) * (scale / softcap)) @ key.to(wide).transpose(-2, -1))
 
 
 def _within_sequences(query: Tensor, key: Tensor, mask: Tensor | None, bounds_q: Tensor, bounds_k: Tensor) -> Tensor | None:

@@ -28,9 +28,10 @@ class Options:
     """What attention is of, beside queries, keys and values.
 
     kernel, tau, theta: the map's. sparse: whether many p may be 0.
+    softcap: c of c tanh(scale ⟨q, k⟩/c). slopes: m of −m |distance| added to it, [..., 1, 1].
     groups: how many matrices of queries share one of keys and values, along the last axis of the batch.
     mask, bias: [..., L or 1, S or 1]. lengths: [..., 1, 1]. left, right: how many keys before
-    and after its place a query sees, None for all.
+    and after its place a query sees, None for all. first: the place of the first query, or [..., 1, 1].
     sinks: one more score a query with the value 0, divided by τ, that broadcasts to [..., L, 1].
     """
 
@@ -39,12 +40,15 @@ class Options:
     theta: Theta
     sparse: bool
     scale: float
+    softcap: float | None
+    slopes: Tensor | None
     groups: int
     mask: Tensor | None
     bias: Tensor | None
     lengths: Tensor | None
     left: int | None
     right: int | None
+    first: int | Tensor
     sinks: float | Tensor | None
 
 

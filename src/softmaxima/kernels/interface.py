@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-INTERFACE = 14  # the version that csrc/kernels.h states
+INTERFACE = 15  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -152,7 +152,11 @@ class Attention(NamedTuple):
     lengths: int
     left: int
     right: int
+    first: int
+    firsts: int
     scale: float
+    softcap: float
+    slopes: int
     tau: float
     taus: int
     theta: int

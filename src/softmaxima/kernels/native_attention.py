@@ -118,7 +118,9 @@ def _describe(
     numbers, theta, distance = theta_in_memory(options.theta, q)
     mask = None if options.mask is None else _of_scores(options.mask.view(torch.uint8), keys)
     bias = None if options.bias is None else _of_scores(options.bias.to(wide), keys)
-    lengths = None if options.lengths is None else options.lengths.long().expand(*batch, 1, 1).contiguous()
+    lengths = None if options.lengths is None else _of_matrices(options.lengths, batch)
+    first, firsts = (0, _of_matrices(options.first, batch)) if isinstance(options.first, Tensor) else (options.first, None)
+    slopes = None if options.slopes is None else _of_matrices(options.slopes.detach(), batch, torch.float64)
     sinks = None
     if options.sinks is not None:  # as scores, none of which is +∞
         sinks = torch.as_tensor(options.sinks, dtype=torch.float64, device=q.device)
@@ -138,7 +140,11 @@ def _describe(
         lengths=0 if lengths is None else lengths.data_ptr(),
         left=ALL if options.left is None else options.left,
         right=ALL if options.right is None else options.right,
+        first=first,
+        firsts=0 if firsts is None else firsts.data_ptr(),
         scale=options.scale,
+        softcap=options.softcap or 0.0,
+        slopes=0 if slopes is None else slopes.data_ptr(),
         tau=tau,
         taus=0 if taus is None else taus.data_ptr(),
         theta=theta,
@@ -151,7 +157,12 @@ def _describe(
         states=states.data_ptr() if states.numel() else 0,
     )
     fields = (*(field for matrices, _ in lie for field in matrices), *call)
-    return fields, (q, k, v, mask, bias, lie, taus, numbers, lengths, sinks)
+    return fields, (q, k, v, mask, bias, lie, taus, numbers, lengths, firsts, slopes, sinks)
+
+
+def _of_matrices(x: Tensor, batch: torch.Size, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers [..., 1, 1], one for each matrix."""
+    return in_memory(x.to(dtype).expand(*batch, 1, 1))
 
 
 def _of_scores(x: Tensor, keys: int) -> Tensor:

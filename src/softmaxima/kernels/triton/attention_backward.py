@@ -1,6 +1,6 @@
 r"""The derivative of attention: with p and s of each block computed again, and ∂p_j = ⟨∂o, v_j⟩,
 
-    ∂x_j = s_j (∂p_j − δ)/τ,  δ = Σ s_j ∂p_j / Σ s_j
+    ∂x_j = s_j (∂p_j − δ)/τ,  δ = Σ s_j ∂p_j / Σ s_j,  times the slope of a cap
     ∂q = scale Σ_j ∂x_j k_j,  ∂k_j = scale Σ_i ∂x_ij q_i,  ∂v_j = Σ_i p_ij ∂o_i
 
 Of softmax, whose s is p, δ = ⟨∂o, o⟩ − ∂LSE. One kernel has the queries, finds δ and goes through the keys; another has the keys
@@ -24,10 +24,12 @@ from softmaxima.kernels.triton.attention_blocks import (
     of_sinks,
     product,
     read,
+    read_first,
     read_length,
     read_numbers,
     read_state,
     scores,
+    slope_of_cap,
     span,
     weighted,
     write,
@@ -77,21 +79,22 @@ def of_keys(
     problem, queries, batch, head, at, row, length, inverse, order, origin, depth,
     EDGE: tl.constexpr, BLOCK: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
-    """(s, ∂p, keys) of the keys from `at` on."""
+    """(s, ∂p, keys, the slope of the cap) of the keys from `at` on."""
     q, g = queries
     key = read(problem.k, batch, head // problem.groups, at, length, problem.SIZE, BLOCK, q.shape[1], EDGE)
     value = read(problem.v, batch, head // problem.groups, at, length, problem.VALUE_SIZE, BLOCK, g.shape[1], EDGE)
     column = (at + tl.arange(0, BLOCK)).to(tl.int32)[None, :]
+    x = product(q, key, problem.PRECISION)
     p, s = probabilities(
-        problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, order, origin, depth,
+        problem, x, batch, head, row, column, length, inverse, order, origin, depth,
         EDGE, CAREFUL,
     )  # fmt: skip
-    return s, product(g, value, problem.PRECISION), key
+    return s, product(g, value, problem.PRECISION), key, slope_of_cap(problem, x)
 
 
 @triton.jit
-def pull(s, dp, delta, key, dq, PRECISION: tl.constexpr, CAREFUL: tl.constexpr):
-    return weighted(sloped(s, dp - delta, CAREFUL), key, dq, PRECISION, CAREFUL)
+def pull(s, dp, delta, key, slope, dq, PRECISION: tl.constexpr, CAREFUL: tl.constexpr):
+    return weighted(sloped(s, (dp - delta) * slope, CAREFUL), key, dq, PRECISION, CAREFUL)
 
 
 @triton.jit
@@ -119,17 +122,19 @@ def pull_queries(
         delta = tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)[:, None]
         if slopes.lse.data is not None:
             delta -= read_numbers(slopes.lse, batch, head, row, problem.queries)
-        last = tl.minimum(first + ROWS, problem.queries) - 1
-        begin, whole_begin, whole_end, end = span(first, last, problem.left, problem.right, length, True, BLOCK)
+        last, aside = tl.minimum(first + ROWS, problem.queries) - 1, read_first(problem, index)
+        begin, whole_begin, whole_end, end = span(first + aside, last + aside, problem.left, problem.right, length, True, BLOCK)
         for at in range(whole_begin, whole_end, BLOCK):
-            s, dp, key = of_keys(
+            s, dp, key, slope = of_keys(
                 problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, False, BLOCK, CAREFUL
             )
-            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION, CAREFUL)
+            gradient = pull(s, dp, delta, key, slope, gradient, problem.PRECISION, CAREFUL)
         for i in range(edges(begin, whole_begin, whole_end, end, BLOCK)):
             at = edge(i, begin, whole_begin, whole_end, BLOCK)
-            s, dp, key = of_keys(problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, True, BLOCK, CAREFUL)
-            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION, CAREFUL)
+            s, dp, key, slope = of_keys(
+                problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, True, BLOCK, CAREFUL
+            )
+            gradient = pull(s, dp, delta, key, slope, gradient, problem.PRECISION, CAREFUL)
     else:
         blocks, count = listed(
             slopes, index, first // ROWS, (problem.queries + ROWS - 1) // ROWS, (problem.keys + BLOCK - 1) // BLOCK
@@ -137,7 +142,7 @@ def pull_queries(
         _, total = of_sinks(problem, batch, head, row, origin, depth, order)
         dot = tl.zeros((ROWS, 1), tl.float32)
         for i in range(count):
-            s, dp, key = of_keys(
+            s, dp, key, slope = of_keys(
                 problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
                 True, BLOCK, CAREFUL,
             )  # fmt: skip
@@ -145,11 +150,11 @@ def pull_queries(
             dot += tl.sum(sloped(s, dp, CAREFUL), 1)[:, None]
         delta = dot / tl.where(total == 0.0, 1.0, total)
         for i in range(count):
-            s, dp, key = of_keys(
+            s, dp, key, slope = of_keys(
                 problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
                 True, BLOCK, CAREFUL,
             )  # fmt: skip
-            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION, CAREFUL)
+            gradient = pull(s, dp, delta, key, slope, gradient, problem.PRECISION, CAREFUL)
     if not CAREFUL:
         tl.store(spoilt + tl.program_id(0), is_spoilt(gradient).to(tl.int8))
     tl.store(slopes.delta + place, delta, mask=inside)
@@ -180,13 +185,14 @@ def add(
     origin, depth = read_state(slopes.state, place, inside)
     q = read(problem.q, batch, head, at, problem.queries, problem.SIZE, ROWS, key.shape[1], EDGE)
     g = read(slopes.g, batch, head, at, problem.queries, problem.VALUE_SIZE, ROWS, value.shape[1], EDGE)
+    x = product(key, q, problem.PRECISION)
     p, s = probabilities(
-        problem, product(key, q, problem.PRECISION), batch, head, row, column, length, inverse, order, origin,
-        depth, EDGE, CAREFUL,
+        problem, x, batch, head, row, column, length, inverse, order, origin, depth,
+        EDGE, CAREFUL,
     )  # fmt: skip
     dv = weighted(p, g, dv, problem.PRECISION, CAREFUL)
-    dp = product(value, g, problem.PRECISION)
-    dx = sloped(s, dp - tl.load(slopes.delta + place, mask=inside, other=0.0), CAREFUL) * inverse
+    slope = slope_of_cap(problem, x) * inverse
+    dx = sloped(s, (product(value, g, problem.PRECISION) - tl.load(slopes.delta + place, mask=inside, other=0.0)) * slope, CAREFUL)
     return weighted(dx, q, dk, problem.PRECISION, CAREFUL), dv
 
 
@@ -211,9 +217,9 @@ def pull_keys(
         index = batch * problem.heads + head
         length = read_length(problem, index)
         if slopes.blocks is None:
-            last = tl.minimum(first + BLOCK, length) - 1
+            last, aside = tl.minimum(first + BLOCK, length) - 1, read_first(problem, index)
             begin, whole_begin, whole_end, end = span(
-                first, last, problem.right, problem.left, problem.queries, first + BLOCK <= length, ROWS
+                first - aside, last - aside, problem.right, problem.left, problem.queries, first + BLOCK <= length, ROWS
             )
             end = tl.where(first < length, end, begin)
             for at in range(whole_begin, whole_end, ROWS):

@@ -67,6 +67,16 @@ def depth_of(logarithm, order):
     return tl.where(order == 0.0, logarithm, -power / tl.where(order == 0.0, 1.0, order))
 
 
+@triton.jit
+def tanh(x):
+    """By a series near 0, where 1 − e^{−2|x|} has few digits."""
+    size, square = tl.abs(x), x * x
+    series = x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0 - square * (62.0 / 2835.0)))))
+    power = tl.exp(-2.0 * size)
+    far = (1.0 - power) / (1.0 + power)
+    return tl.where(size < 0.25, series, tl.where(x < 0.0, -far, far))
+
+
 # What kernels are given -----------------------------------------------------------------------------------------------------
 
 
@@ -103,12 +113,16 @@ class Problem(NamedTuple):
     order: Any  # β
     sink: Any  # a score in z whose value is 0
     scale: Any
+    softcap: Any  # c, or None
+    slopes: Any  # of each matrix, or None
     queries: Any
     keys: Any
     heads: Any
     groups: Any
     left: Any
     right: Any
+    first: Any  # the place of the first query
+    firsts: Any  # or of each matrix
     EXPONENTIAL: Any  # of the map
     UNIT: Any  # of t
     SIZE: Any
@@ -142,7 +156,8 @@ def describe(q: Tensor, k: Tensor, v: Tensor, attention: AttentionFunctions, opt
     """The arguments of the kernels."""
     batch, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
     shared = (*batch[:-1], *(heads // options.groups for heads in batch[-1:]))
-    tau, lengths = options.tau, options.lengths
+    tau, lengths, first = options.tau, options.lengths, options.first
+    firsts = _of_matrices(first, batch) if isinstance(first, Tensor) else None
     sinks = [*(options.theta if attention.online else ()), *([] if options.sinks is None else [options.sinks])]
     sink = sinks[0] if len(sinks) == 1 else _together(sinks, q) if sinks else None
     return Problem(
@@ -151,17 +166,21 @@ def describe(q: Tensor, k: Tensor, v: Tensor, attention: AttentionFunctions, opt
         v=matrices(contiguous_rows(v), shared, v.shape[-2:]),
         mask=matrices(None if options.mask is None else options.mask.view(torch.uint8), batch, (queries, keys)),
         bias=matrices(options.bias, batch, (queries, keys)),
-        lengths=None if lengths is None else lengths.to(torch.int32).expand(*batch, 1, 1).contiguous(),
+        lengths=None if lengths is None else _of_matrices(lengths, batch),
         inverse=numbers(1 / tau.double() if isinstance(tau, Tensor) else 1 / tau, q),
         order=numbers(attention.order(*options.theta), q),
         sink=numbers(sink, q),
         scale=options.scale,
+        softcap=options.softcap,
+        slopes=None if options.slopes is None else _of_matrices(options.slopes.detach(), batch, torch.float32),
         queries=queries,
         keys=keys,
         heads=batch[-1] if batch else 1,
         groups=options.groups,
-        left=None if options.left is None or options.left >= queries else options.left,
-        right=None if options.right is None or options.right >= keys else options.right,
+        left=_limit(options.left, queries, options.first),
+        right=_limit(options.right, keys, -options.first),
+        first=0 if firsts is not None else options.first,
+        firsts=firsts,
         EXPONENTIAL=tl.constexpr(attention.exponential),
         UNIT=tl.constexpr(attention.unit),
         SIZE=tl.constexpr(q.shape[-1]),
@@ -169,6 +188,18 @@ def describe(q: Tensor, k: Tensor, v: Tensor, attention: AttentionFunctions, opt
         SINK=tl.constexpr(sink is not None),
         PRECISION=tl.constexpr("tf32x3" if q.dtype == torch.float32 else "tf32"),
     )
+
+
+def _of_matrices(x: Tensor, batch: Sequence[int], dtype: torch.dtype = torch.int32) -> Tensor:
+    """Numbers [..., 1, 1], one for each matrix."""
+    return x.to(dtype).expand(*batch, 1, 1).contiguous()
+
+
+def _limit(side: int | None, count: int, aside: int | Tensor) -> int | None:
+    """How far a query sees to a side on which so many places are, which stand so far aside; None where it sees all."""
+    if side is None or (not isinstance(aside, Tensor) and side >= count + aside):
+        return None
+    return min(side, FARTHEST)
 
 
 def _together(sinks: Sequence[float | Tensor], like: Tensor) -> Tensor:
@@ -238,6 +269,15 @@ def read_length(problem, index):
 
 
 @triton.jit
+def read_first(problem, index):
+    """The place of the first query, in int64."""
+    first = tl.zeros((), tl.int64) + problem.first
+    if problem.firsts is not None:
+        first = tl.load(problem.firsts + index).to(tl.int64)
+    return first
+
+
+@triton.jit
 def read_state(state, place, inside):
     """(M, D) of queries; of such that are not there +∞ and 0, which makes their p 0."""
     return tl.load(state + 2 * place, mask=inside, other=INFINITY), tl.load(state + 2 * place + 1, mask=inside, other=0.0)
@@ -294,11 +334,18 @@ def edge(i, begin, whole_begin, whole_end, BLOCK: tl.constexpr):
 
 @triton.jit
 def scores(problem, x, batch, head, row, column, length, inverse, EDGE: tl.constexpr):
-    """`unit` times x/τ for x = scale ⟨q, k⟩ + bias, −∞ where a key is not seen.
+    """`unit` times x/τ for x = scale ⟨q, k⟩, capped, + bias − slope |distance|, −∞ where a key is not seen.
 
     Rows and columns are [R, 1] and [1, C], or [1, R] and [C, 1].
     """
-    y = x * (inverse * (problem.scale * problem.UNIT))
+    if problem.softcap is not None:
+        y = tanh(x * (problem.scale / problem.softcap)) * (inverse * (problem.softcap * problem.UNIT))
+    else:
+        y = x * (inverse * (problem.scale * problem.UNIT))
+    if problem.slopes is not None:
+        matrix = batch * problem.heads + head
+        distance = column - (row + read_first(problem, matrix).to(tl.int32))
+        y -= tl.abs(distance).to(tl.float32) * (tl.load(problem.slopes + matrix) * problem.UNIT * inverse)
     inside = (row < problem.queries) & (column < problem.keys)
     if problem.bias.data is not None:
         bias = problem.bias
@@ -311,12 +358,24 @@ def scores(problem, x, batch, head, row, column, length, inverse, EDGE: tl.const
         y = tl.where(tl.load(place, mask=inside, other=0) != 0, y, -INFINITY)
     if EDGE:
         seen = (row < problem.queries) & (column < length)
-        if problem.left is not None:
-            seen = seen & (row - column <= problem.left)
-        if problem.right is not None:
-            seen = seen & (column - row <= problem.right)
+        if problem.left is not None or problem.right is not None:
+            place = row + read_first(problem, batch * problem.heads + head).to(tl.int32)
+            if problem.left is not None:
+                seen = seen & (place - column <= problem.left)
+            if problem.right is not None:
+                seen = seen & (column - place <= problem.right)
         y = tl.where(seen, y, -INFINITY)
     return y
+
+
+@triton.jit
+def slope_of_cap(problem, x):
+    """The derivative of the cap at products of queries and keys: 1 − tanh²."""
+    slope = tl.full(x.shape, 1.0, tl.float32)
+    if problem.softcap is not None:
+        t = tanh(x * (problem.scale / problem.softcap))
+        slope -= t * t
+    return slope
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from softmaxima.kernels.triton.attention_blocks import (
     matrix_of,
     product,
     read,
+    read_first,
     read_length,
     read_numbers,
     scores,
@@ -69,8 +70,8 @@ def attend(
     q = read(problem.q, batch, head, first, problem.queries, problem.SIZE, ROWS, WIDTH, True)
     maximum = tl.full((ROWS, 1), -INFINITY, tl.float32)
     mass, output = tl.zeros((ROWS, 1), tl.float32), tl.zeros((ROWS, VALUE_WIDTH), tl.float32)
-    last = tl.minimum(first + ROWS, problem.queries) - 1
-    begin, whole_begin, whole_end, end = span(first, last, problem.left, problem.right, length, True, BLOCK)
+    last, aside = tl.minimum(first + ROWS, problem.queries) - 1, read_first(problem, index)
+    begin, whole_begin, whole_end, end = span(first + aside, last + aside, problem.left, problem.right, length, True, BLOCK)
     if CAREFUL:  # M first, for an o that was made smaller in steps would not know which p are 0
         for at in range(begin, end, BLOCK):
             y = scores_of(problem, q, batch, head, at, row, length, inverse, True, BLOCK)

@@ -21,6 +21,7 @@ from softmaxima.kernels.triton.attention_blocks import (
     of_sinks,
     product,
     read,
+    read_first,
     read_length,
     read_numbers,
     scores,
@@ -82,8 +83,8 @@ def attend(
     possible = lists + (index * row_blocks + first // ROWS) * 2 * key_blocks
     listed = possible + key_blocks
 
-    last = tl.minimum(first + ROWS, problem.queries) - 1
-    begin, _whole_begin, _whole_end, end = span(first, last, problem.left, problem.right, length, False, BLOCK)
+    last, aside = tl.minimum(first + ROWS, problem.queries) - 1, read_first(problem, index)
+    begin, _whole_begin, _whole_end, end = span(first + aside, last + aside, problem.left, problem.right, length, False, BLOCK)
     reach = problem.UNIT / tl.where(order == 0.0, 1.0, order)
     reach = tl.where(order == 0.0, INFINITY, reach)
     origin = tl.full((ROWS, 1), -INFINITY, tl.float32)
