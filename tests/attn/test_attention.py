@@ -74,6 +74,11 @@ def definition(request: Request) -> Tensor:
     return output
 
 
+def jagged(lengths: tuple[int, ...], *shape: int) -> Any:
+    rows = [normal(length, *shape, seed=seed, scale=1.0) for seed, length in enumerate(lengths)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
 @st.composite
 def requests(draw: Any, most: int = 9) -> tuple[Request, bool]:
     """(a request of small matrices, whether the logarithm of the divisor is wanted)."""
@@ -322,6 +327,37 @@ def test_a_module_as_map_is_its_map_and_learns() -> None:
     positive = sm.Entmax(alpha=sm.Positive(1.5, minimum=1.0))
     sm.attention(q, k, v, map=positive).sum().backward()
     assert all(parameter.grad is not None for parameter in positive.parameters())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True, "map": "entmax15"},
+        {"is_causal": True, "first_query": "bottom_right", "alibi_slopes": torch.tensor([0.1, 0.2, 0.0, 0.3])},
+        {"window": 2, "first_query": torch.tensor([1, 0, 4]), "return_lse": True},
+    ],
+)
+def test_nested_tensors_are_their_sequences(options: dict[str, Any]) -> None:
+    shapes = ((3, 1, 6), 4, 5), ((4, 7, 2), 2, 5), ((4, 7, 2), 2, 3)
+    leaves = [jagged(*shape).requires_grad_() for shape in shapes]
+    found = sm.attention(*(x.transpose(1, 2) for x in leaves), enable_gqa=True, **options)
+    outputs = found if isinstance(found, tuple) else (found,)
+    assert (outputs[0] + leaves[0].transpose(1, 2)[..., :3]).shape == outputs[0].shape  # as ragged as the queries are
+    gradients = torch.autograd.grad(outputs[0].values().square().sum(), leaves)
+    for i, rows in enumerate(zip(*(x.detach().unbind() for x in leaves), strict=True)):
+        own = [x.clone().requires_grad_() for x in rows]
+        places = {"first_query": int(options["first_query"][i])} if isinstance(options.get("first_query"), Tensor) else {}
+        right = sm.attention(*(x.transpose(0, 1) for x in own), enable_gqa=True, **{**options, **places})
+        for a, b in zip(outputs, right if isinstance(right, tuple) else (right,), strict=True):
+            torch.testing.assert_close(a.transpose(1, 2).unbind()[i], b.transpose(0, 1))
+        expected = torch.autograd.grad((right[0] if isinstance(right, tuple) else right).square().sum(), own)
+        for a, b in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(a.unbind()[i], b)
+    torch.testing.assert_close(
+        sm.attention(jagged((3, 1), 4), jagged((3, 1), 4), jagged((3, 1), 4)).unbind()[1],
+        sm.attention(*[jagged((3, 1), 4).unbind()[1]] * 3),
+    )
 
 
 def test_slopes_learn() -> None:
@@ -621,9 +657,13 @@ def test_transforms() -> None:
             {"query": np.ones((2, 3, 4))},
             "all must be tensors or all NumPy arrays, got query an array, key a tensor, value a tensor",
         ),
+        ({"query": jagged((3, 3), 4)}, "must all be nested or all be dense, got key dense and another nested"),
+        ({"query": jagged((3, 3), 2, 4)}, r"query must be nested .* call .transpose\(1, 2\) on one of"),
+        ({"query": jagged((3, 3), 4), "key": jagged((5, 4), 4), "value": jagged((4, 5), 2)}, "there must be a value for each key"),
+        ({"query": jagged((3, 3), 4), "key": jagged((5,), 4), "value": jagged((5,), 2)}, "as many sequences, got 2, 1, 1"),
         (
-            {"query": torch.nested.nested_tensor([torch.ones(3, 4)], layout=torch.jagged)},
-            "query must be a dense tensor, got a nested one; .* key_lengths=",
+            {**dict.fromkeys(("query", "key", "value"), jagged((3, 3), 4)), "bias": torch.ones(3, 3)},
+            "bias must be left out for nested tensors",
         ),
         ({"sink": torch.ones(2, device="meta")}, "sink must be on the device of the scores"),
         ({"bias": torch.ones(3, 5, device="meta")}, "bias must be on the device"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.attn import blocks, fused, naive
+from softmaxima.attn import blocks, fused, naive, nested
 from softmaxima.attn.arguments import Request, check_request
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.contract import AnyMap
@@ -53,6 +53,9 @@ def attention(
         query: [..., L, E]; with heads [batch, heads, L, E].
         key: [..., S, E], and
         value: [..., S, Ev]. The axes before the last two broadcast among the three; outputs, LSE and p have those of all.
+            All three may be nested, with torch's jagged layout: [batch, heads, ragged, E] or [batch, ragged, E], keys and values of
+            as many sequences as queries. They are padded to the longest; so are outputs and LSE, before they are cut again.
+            attn_mask, bias and return_weights have no shape then, and a key's length is its sequence's.
         attn_mask: of booleans, True where a query may see a key, or of floating point, which is added to the scores; it
             broadcasts to [..., L, S]. torch's `causal_upper_left` and `causal_lower_right` are taken without a mask in memory.
         dropout_p: The share of probabilities that are set to 0, the others scaled by 1/(1 − dropout_p); 1 sets all to 0. As in
@@ -104,6 +107,13 @@ def attention(
     >>> o
     tensor([[1.2172]])
     """
+    if nested.any_nested(query, key, value):
+        beside = {"attn_mask": attn_mask, "bias": bias, "key_lengths": key_lengths, "return_weights": return_weights}
+        options: dict[str, Any] = {
+            "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "map": map, "softcap": softcap,
+            "alibi_slopes": alibi_slopes, "temperature": temperature, "sink": sink, "window": window, "return_lse": return_lse,
+        }  # fmt: skip
+        return nested.attend(NAME, attention, beside, first_query, query, key, value, **options, **params)
     wants_lse = check_flag(NAME, "return_lse", return_lse)
     wants_weights = check_flag(NAME, "return_weights", return_weights)
     request = check_request(
