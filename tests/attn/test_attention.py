@@ -343,7 +343,7 @@ def test_nested_tensors_are_their_sequences(options: dict[str, Any]) -> None:
     leaves = [jagged(*shape).requires_grad_() for shape in shapes]
     found = sm.attention(*(x.transpose(1, 2) for x in leaves), enable_gqa=True, **options)
     outputs = found if isinstance(found, tuple) else (found,)
-    assert (outputs[0] + leaves[0].transpose(1, 2)[..., :3]).shape == outputs[0].shape  # as ragged as the queries are
+    assert outputs[0].shape[:3] == leaves[0].transpose(1, 2).shape[:3]  # as ragged as the queries are
     gradients = torch.autograd.grad(outputs[0].values().square().sum(), leaves)
     for i, rows in enumerate(zip(*(x.detach().unbind() for x in leaves), strict=True)):
         own = [x.clone().requires_grad_() for x in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -387,6 +388,53 @@ def test_the_report_says_what_it_could_not_replace():
     }
     assert str(report).splitlines()[1] == "hand: not replaced; it calls softmax itself, which may be attention"
     assert str(sm.replace_attention(nn.Linear(2, 2), "softmax")) == "no module with attention was found"
+
+
+class Held(nn.Module):
+    """Calls an attention function that it was given."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class ByName(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return TABLE["own"](x)
+
+
+class EinsumAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        p = (x @ x.mT).exp()
+        return p @ x / p.sum(-1, keepdim=True)
+
+
+def by_torch(x: Tensor) -> Tensor:
+    return sdpa(x, x, x)
+
+
+def by_itself(x: Tensor) -> Tensor:
+    return (x @ x.mT).softmax(-1) @ x
+
+
+TABLE = {"own": by_itself}
+
+
+def test_functions_that_are_held_are_reached_or_reported():
+    x = torch.randn(2, 3, 4)
+    for function in (by_torch, functools.partial(by_torch)):
+        model = Held(function)
+        report = sm.replace_attention(model, "sparsemax")
+        assert list(report.replaced) == [""]
+        torch.testing.assert_close(model(x), sm.attention(x, x, x, map="sparsemax"))
+    for model in (Held(by_itself), ByName()):
+        assert "softmax itself" in sm.replace_attention(model, "sparsemax").kept[""]
+    report = sm.replace_attention(nn.ModuleDict({"inner": EinsumAttention(), "other": nn.Linear(4, 4)}), "sparsemax")
+    assert list(report.kept) == ["inner"]
+    assert "called EinsumAttention, and its code reaches neither" in str(report)
 
 
 def test_a_second_replacement_waits_for_the_first_to_be_undone():

@@ -21,6 +21,8 @@ from transformers import (
     BertModel,
     BloomConfig,
     BloomModel,
+    CLIPConfig,
+    CLIPModel,
     DebertaV2Config,
     DebertaV2Model,
     FalconConfig,
@@ -290,6 +292,35 @@ def test_checkpoints_have_the_same_gradients():
 
 
 # Generation ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_set_for_a_model_is_set_for_its_parts() -> None:
+    part = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    parts = {
+        "text_config": {**part, "vocab_size": 20, "bos_token_id": 1, "eos_token_id": 2},
+        "vision_config": {**part, "image_size": 4},
+    }
+    parts["vision_config"]["patch_size"] = 2
+
+    def attentions(config: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = CLIPModel._from_config(config, attn_implementation="softmaxima_softmax").eval()
+        pixels = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+        out = model(input_ids=torch.tensor([[1, 3, 2]]), pixel_values=pixels, output_attentions=True)
+        return [out.text_model_output.attentions[0], out.vision_model_output.attentions[0]]
+
+    plain = attentions(CLIPConfig(**parts))
+    of_all = CLIPConfig(**parts, softmaxima={"temperature": 0.1})
+    assert all(not torch.allclose(a, b) for a, b in zip(attentions(of_all), plain, strict=True))
+    later = CLIPConfig(**parts)
+    later.vision_config.softmaxima = {"temperature": 1.0}
+    later.softmaxima = {"temperature": 0.1}
+    found = attentions(later)
+    torch.testing.assert_close(found, [attentions(of_all)[0], plain[1]])
+    later.softmaxima = {"temperature": 1.0}  # parts follow, but for the one with its own
+    torch.testing.assert_close(attentions(later), plain)
+    again = CLIPConfig.from_dict(of_all.to_dict())
+    torch.testing.assert_close(attentions(again), attentions(of_all))
 
 
 @decoders

@@ -109,11 +109,10 @@ def attention(
     """
     if nested.any_nested(query, key, value):
         beside = {"attn_mask": attn_mask, "bias": bias, "key_lengths": key_lengths, "return_weights": return_weights}
-        options: dict[str, Any] = {
-            "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "map": map, "softcap": softcap,
-            "alibi_slopes": alibi_slopes, "temperature": temperature, "sink": sink, "window": window, "return_lse": return_lse,
-        }  # fmt: skip
-        return nested.attend(NAME, attention, beside, first_query, query, key, value, **options, **params)
+        of_scores = {"scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "is_causal": is_causal, "window": window}
+        of_maps = {"map": map, "temperature": temperature, "sink": sink, "dropout_p": dropout_p, **params}
+        options = {**of_scores, **of_maps, "enable_gqa": enable_gqa, "return_lse": return_lse}
+        return nested.attend(NAME, attention, beside, first_query, query, key, value, **options)
     wants_lse = check_flag(NAME, "return_lse", return_lse)
     wants_weights = check_flag(NAME, "return_weights", return_weights)
     request = check_request(

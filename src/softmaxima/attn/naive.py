@@ -23,7 +23,7 @@ def attend(request: Request) -> tuple[Tensor, Tensor]:
 
 
 def scores(request: Request) -> Tensor:
-    """x = scale ⟨q, k⟩, capped, − slope |distance| + bias, [..., L, S], in the dtype that maps compute in; −∞ where a key is not seen."""
+    """x = scale ⟨q, k⟩, capped, − slope |distance| + bias, [..., L, S], in what maps compute in; −∞ where a key is not seen."""
     wide = COMPUTE_DTYPE[request.query.dtype]
     x = pairwise(request.query.to(wide) * request.scale, request.repeated(request.key).to(wide))
     hidden = _hidden(request)

@@ -24,6 +24,13 @@ SYNONYMS = (
     ("p", "top_p", "topp"),
     ("generator", "seed", "rng", "random_state"),
     ("label_smoothing", "smoothing"),
+    ("is_causal", "causal"),
+    ("first_query", "causal_offset", "query_offset"),
+    ("window", "window_size", "sliding_window"),
+    ("key_lengths", "cache_seqlens"),
+    ("scale", "softmax_scale", "scaling"),
+    ("bias", "attn_bias"),
+    ("softcap", "logits_soft_cap"),
 )
 MEANINGS = {"where": ", whose True keeps a score"}
 OF_LOSSES = ("alpha", "beta", "eps", "k", "p", "order", "map")  # what a function that takes `loss=` is told with it

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import getattr_static
@@ -33,6 +34,7 @@ OTHERS = (
     *("flex_attention", "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "memory_efficient_attention"),
     "varlen_attn",
 )
+CALLED = re.compile("attention|attn", re.IGNORECASE)
 DEPTH = 4  # of functions that call functions, in which these names are looked for
 
 
@@ -83,8 +85,9 @@ def replace_attention(
       This is so for its own calls and those of the modules in it, and for no other caller of torch's function. Copies and pickles
       of the model have it too.
     - A module that computes a softmax itself stays as it is, and is named with the reason. Which is which is read from the code
-      that its forward reaches by names; a function that it finds in a dictionary, in an attribute or in a `functools.partial` is
-      not seen. A module that can do either raises a RuntimeError if it calls its own softmax after all.
+      that its forward reaches by names, in attributes, dictionaries, lists and `functools.partial` too. A module that can do
+      either raises a RuntimeError if it calls its own softmax after all.
+    - A module whose class is called attention, in which neither is found, stays as it is, and is named.
 
     Models of transformers ask a registry: `softmaxima.integrations.transformers.register()` is for them.
 
@@ -147,15 +150,23 @@ def _replace(model: nn.Module, map: str, options: dict[str, Any]) -> AttentionRe
         elif why := _reason(module):
             kept[name] = why
             continue
-        elif FUNCTION in (names := _names(type(module))):
+        elif FUNCTION in (names := _names(module)):
             steps.append(_call(module, map, options, alone=changed.isdisjoint(module.modules())))
             either = "; an error where it computes a softmax itself" if names.intersection(SOFTMAXES) else ""
             replaced[name] = f"{FUNCTION}, with {map}{either}"
+        elif CALLED.search(type(module).__name__) and changed.isdisjoint(module.modules()) and not _inside(name, kept):
+            kept[name] = f"it is called {type(module).__name__}, and its code reaches neither {FUNCTION} nor a softmax by name"
+            continue
         else:
             continue
         changed.add(module)
     in_order, left = (dict(reversed(found.items())) for found in (replaced, kept))
     return AttentionReplacement(map, in_order, left, tuple(steps))
+
+
+def _inside(name: str, kept: dict[str, str]) -> bool:
+    """Whether a module in this one is named already."""
+    return any(other.startswith(f"{name}." if name else "") for other in kept)
 
 
 def _reason(module: nn.Module) -> str | None:
@@ -167,7 +178,7 @@ def _reason(module: nn.Module) -> str | None:
         return f"{type(module).__name__} is made of MultiheadAttention with a forward of its own"
     if isinstance(module, torch.jit.ScriptModule):
         return "it is compiled by TorchScript"
-    names = _names(type(module))
+    names = _names(module)
     if "ALL_ATTENTION_FUNCTIONS" in names:
         return "it asks transformers' registry; softmaxima.integrations.transformers.register() adds the map there"
     if FUNCTION in names and "forward" in vars(module):
@@ -274,9 +285,18 @@ def _made_again(base: type[nn.Module]) -> nn.Module:
 # What a forward reaches ----------------------------------------------------------------------------------------------------------
 
 
+def _names(module: nn.Module) -> frozenset[str]:
+    """The names in the code of a module's forward, and of what it calls by name or holds."""
+    held = {name: value for name, value in vars(module).items() if not name.startswith("_") and any(map(callable, _members(value)))}
+    return _reached(type(module), held) if held else _reached_by_class(type(module))
+
+
 @functools.cache
-def _names(owner: type[nn.Module]) -> frozenset[str]:
-    """The names in the code of a class's forward, and of the methods and functions that it calls by name."""
+def _reached_by_class(owner: type[nn.Module]) -> frozenset[str]:
+    return _reached(owner, {})
+
+
+def _reached(owner: type[nn.Module], own: dict[str, Any]) -> frozenset[str]:
     names: set[str] = set()
     seen: set[types.CodeType] = set()
 
@@ -294,13 +314,19 @@ def _names(owner: type[nn.Module]) -> frozenset[str]:
         there = {**target.__globals__, **_closed_over(target)}
         files = [there[name] for name in found if isinstance(there.get(name), types.ModuleType)]
         for name in found:
-            for callee in (getattr_static(owner, name, None), there.get(name), *(vars(file).get(name) for file in files)):
+            held = own.get(name), getattr_static(owner, name, None), there.get(name), *(vars(file).get(name) for file in files)
+            for callee in (callee for value in held for callee in _members(value)):
                 if callable(callee):
                     names.add(getattr(callee, "__name__", name))  # by another name too
                 visit(callee, depth + 1)
 
     visit(owner.forward, 0)
     return frozenset(names)
+
+
+def _members(value: Any) -> Iterable[Any]:
+    """What is in a dictionary or a list, or the value itself."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
 
 
 def _named(code: types.CodeType) -> Iterator[str]:

@@ -43,8 +43,9 @@ def register() -> tuple[str, ...]:
 
     The parameters of the map, `temperature` and `sink` are a dictionary in the config, `config.softmaxima = {"alpha": 1.3}`, which
     is saved and loaded with it; a list has one number a head, and `f` of `proportional` is given by its name. These are numbers,
-    which do not learn: a config has no parameters. It is the attention module's own config that counts: in a model of several
-    parts, such as text and vision, that of the part. Set it before the model is made, for some, as T5, copy it.
+    which do not learn: a config has no parameters. In a model of several parts, such as text and vision, what is set in the config
+    of all is also set in that of each part, but for one that has its own: it is the config of an attention module's part that it
+    reads. Set it after `register()`, and before the model is made, for some, as T5, copy it.
 
     transformers does not save which implementation a model has, and loads it with softmax, without a word: give
     `from_pretrained` the same `attn_implementation` again, or set `model.config.attn_implementation = "softmaxima_entmax"` before
@@ -81,7 +82,7 @@ def register() -> tuple[str, ...]:
     torch.Size([1, 3, 8])
     """
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface, __version__
+        from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, __version__
         from transformers.masking_utils import sdpa_mask
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "transformers":
@@ -93,7 +94,23 @@ def register() -> tuple[str, ...]:
     for name in maps:
         AttentionInterface.register(PREFIX + name, partial(_attention_forward, name))
         AttentionMaskInterface.register(PREFIX + name, partial(_attention_mask, name, sdpa_mask))
+    PreTrainedConfig.softmaxima = property(_of_config, _set_in_config)  # type: ignore[attr-defined]
     return tuple(PREFIX + name for name in maps)
+
+
+def _of_config(config: Any) -> Any:
+    """`config.softmaxima`, which is saved with all that a config has."""
+    return vars(config).get("softmaxima")
+
+
+def _set_in_config(config: Any, value: Any) -> None:
+    """Set it in the parts of a config too, as `attn_implementation` is, but for those that have their own."""
+    before = _of_config(config)
+    vars(config)["softmaxima"] = value
+    for name in config.sub_configs:
+        part: Any = getattr(config, name, None)
+        if hasattr(type(part), "softmaxima") and part.softmaxima in (None, before):
+            part.softmaxima = value
 
 
 def _attention_mask(
