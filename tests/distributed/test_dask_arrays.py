@@ -137,7 +137,7 @@ def test_an_axis_of_one_score_may_have_an_empty_chunk(chunks: Any) -> None:
     lazy, mask, tau = da.from_array(x, chunks=chunks), x < 1.0, np.array([[0.5]])
     for axis in (0, 1):
         for name in ("softmax", "sparsemax", "topk_softmax"):
-            within(getattr(sm.dask, name)(lazy, axis, where=mask).compute(), getattr(sm, name)(x, axis, where=mask), 1e-15)
+            within(getattr(sm.dask, name)(lazy, dim=axis, where=mask).compute(), getattr(sm, name)(x, dim=axis, where=mask), 1e-15)
         within(sm.dask.logsumexp(lazy, axis, where=mask[:, :1]).compute(), sm.logsumexp(x, axis, where=mask[:, :1]), 1e-15)
         within(sm.dask.softmax(lazy, axis, temperature=tau).compute(), sm.softmax(x, axis, temperature=tau), 1e-15)
     empty_first = da.from_array(np.array([2.0]), chunks=((0, 1),))  # of fewer axes than x

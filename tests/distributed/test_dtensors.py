@@ -62,7 +62,7 @@ def of_a_map(rank: int, name: str, placements: tuple[Placement, ...], dim: int) 
         wrt = [scores, *(v for v in given.values() if v.requires_grad)]
         if spreads and "where" in given:  # what is plain is replicated; and as a DTensor of another placement
             given["where"] = distribute_tensor(mask, square(), [R, S0])
-        p = getattr(sm, name)(scores, dim, **{**case.params, **given})
+        p = getattr(sm, name)(scores, dim=dim, **{**case.params, **given})
         if spreads:
             assert isinstance(p, DTensor)
             expected = added(placements)

@@ -78,7 +78,7 @@ def test_type_checkers_see_what_is_wrong(tmp_path: Path):
         "import torch, dask.array as da, softmaxima as sm\nx, y = torch.ones(2, 3), da.ones((2, 3))\n",
     )
     lines = [
-        "p: torch.Tensor = sm.distributed.softmax(x, temperature=2.0)", "sm.dask.entmax(y, 0, alpha=1.3)",
+        "p: torch.Tensor = sm.distributed.softmax(x, temperature=2.0)", "sm.dask.entmax(y, dim=0, alpha=1.3)",
         "sm.distributed.sotfmax(x)", "sm.distributed.softmax(x, tempreature=2)", 'sm.distributed.softmax("no")',
         "n: int = sm.dask.softmax(y)", "n: int = sm.distributed.cross_entropy(x, x)", "sm.distributed.topk_softmax(x, alpha=2)",
     ]  # fmt: skip

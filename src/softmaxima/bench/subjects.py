@@ -114,6 +114,9 @@ class Subject:
         return ("masked", "tempered")
 
     def __call__(self, given: Problem, **more: Any) -> Any:
+        if isinstance(self.entry, Map):
+            (axis,) = given.arguments
+            return self.function(given.x, dim=axis, **given.options, **more)
         return self.function(given.x, *given.arguments, **given.options, **more)
 
     def __reduce__(self) -> Any:  # to another process, by its name
