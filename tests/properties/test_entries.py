@@ -357,6 +357,7 @@ NOT_IN_ONNX = {
     "complex logcumsumexp": "complex numbers",
     "compensated logsumexp": "compensated sums; take precision='native'",
     "matrix_logsumexp": "eigenvalues",
+    **{name: "solver of its regulariser" for name in FUNCTIONS if name.startswith("perturb_max_loss")},
 }
 IN_ONNX = {name: function for name, function in FUNCTIONS.items() if name not in NOT_IN_ONNX}
 

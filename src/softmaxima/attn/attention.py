@@ -94,7 +94,8 @@ def attention(
 
     Cost: 2·L·S·(E + Ev) operations. A kernel holds the scores of 48 queries and the keys and values of a head in each thread;
     `return_weights=True`, second derivatives and torch.func hold [..., L, S]. Without a kernel, and with a gradient by a bias, by α
-    or by a sink of other maps than softmax, torch's operations work on a block of queries at a time, and take a few times as long.
+    or by a sink of other maps than softmax, torch's operations work on a block of queries at a time, and take a few times as long;
+    in a graph that is exported or traced they work on all at once.
 
     Source: Vaswani et al. (2017), arXiv:1706.03762; with sparse maps Correia et al. (2019), arXiv:1909.00015.
 

@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 
 from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_number, described
-from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, is_symbol, of_symbol, sizes
+from softmaxima.core.tracing import is_concrete, is_symbol, of_symbol, sizes
 
 Array = TypeVar("Array", Tensor, np.ndarray)
 DType = torch.dtype | npt.DTypeLike | None  # None for that of the scores
@@ -283,8 +283,6 @@ def check_device(name: str, what: str, tensor: Tensor, x: Tensor) -> Tensor:
 
 def check_values(name: str, what: str, x: Tensor) -> Tensor:
     """What is read before the shapes of a result are known."""
-    if is_exporting_to_onnx():
-        raise NotImplementedError(f"{name}: cannot be exported to ONNX: {what} must hold values while the graph is made")
     if x.is_meta:
         raise ValueError(f"{name}: {what} must hold values, got a meta tensor, which has a shape alone; give one with memory")
     return x

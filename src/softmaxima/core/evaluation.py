@@ -53,11 +53,11 @@ def evaluate(
     scores = as_map_scores(map.name, x, dtype)
     dims, arguments = _rows_last(map, scores, dim, temperature, where, map.complete(params))
     p = apply(map, *arguments)
-    if len(dims) > 1:
+    if len(dims) == 1:
+        p = moved_back(p, dims[0])
+    else:
         p = p.reshape(*p.shape[:-1], *(scores.shape[d] for d in dims))
         p = p.movedim(tuple(range(p.ndim - len(dims), p.ndim)), dims)  # an exporter to ONNX keeps a negative axis as it is
-    else:
-        p = moved_back(p, *dims)
     return like_input(p if scores.ndim else p.reshape(()), given)
 
 

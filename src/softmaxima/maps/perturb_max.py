@@ -26,7 +26,7 @@ from softmaxima.core.envelope import with_slope
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Form, narrowed
 from softmaxima.core.numbers import as_number
-from softmaxima.core.onnx import expm1
+from softmaxima.core.onnx import expm1, refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, total, without_mask
 from softmaxima.core.temperature import over
@@ -451,6 +451,7 @@ def scores_of(y: Tensor, name: str) -> Tensor:
     """u with p(u) = y and maximum 0, by Newton's method on ⟨u, y⟩ − E max(u + ε), which is concave; y may sum to 1 by its dtype."""
     if is_concrete(y):
         return _scores_now(y, name)
+    refuse_export("perturb_max_loss", "solver of its regulariser")
     with torch.autograd.forward_ad._set_fwd_grad_enabled(False):  # of a constant
         return _scores_of(y, name)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_scores, check_values
 from softmaxima.core.numbers import InputError, check_number
+from softmaxima.core.onnx import refuse_export
 from softmaxima.temperature.reliability import Reliability, RowMeasures, check_labels, check_sample_weight, classes_last
 
 BLOCK = 2**18  # scores that are looked at at a time
@@ -81,6 +82,7 @@ class Rows:
 def checked(name: str, logits: Any, labels: Any, where: Any, sample_weight: Any, label_smoothing: Any, dim: Any = -1) -> Rows:
     """Arguments of a function as rows."""
     epsilon = check_number(name, "label_smoothing", label_smoothing, lambda number: 0 <= number < 1, "from 0 to below 1")
+    refuse_export(name, "values before it runs")
     x, mask = classes_last(name, check_values(name, "logits", as_scores(name, logits, "logits")).detach(), where, dim, "logits")
     target = check_labels(name, labels, x, "logits")
     weight = check_sample_weight(name, sample_weight, x, "logits")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_dim, check_values, check_where, moved_last
 from softmaxima.core.numbers import InputError
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 
 BINS = 15
@@ -152,6 +153,7 @@ def reliability(probabilities: Any, labels: Any, *, dim: int | None = -1, sample
     log loss 0.8770 nats, Brier 0.5733, calibration error 33.33 %
     """
     name = "reliability"
+    refuse_export(name, "values before it runs")
     p = check_values(name, "probabilities", as_scores(name, probabilities, "probabilities")).detach()
     p, _ = classes_last(name, p, None, dim, "probabilities")
     target = check_labels(name, labels, p, "probabilities")

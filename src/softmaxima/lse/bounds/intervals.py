@@ -25,6 +25,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_device, check_values, like_input
 from softmaxima.core.numbers import check_count, check_number, check_positive
+from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.tracing import is_eager
 from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsAtOnce, GapsOfRows, ends, least, most, read_rows
@@ -245,6 +246,7 @@ def bounds(
     if unknown or not among:
         raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
     rows = read_rows("bounds", x, dim, temperature, where)
+    refuse_export("bounds", "values before it runs")
     check_values("bounds", "scores", rows.scores)  # that tell which of the bounds counts
     gaps = GapsAtOnce(rows, LARGEST, WIDTH / 2, _reach(rows.n, WIDTH)) if rows.is_native else rows
     parts = zip(*(BOUNDS[name](gaps) for name in among), strict=True)
