@@ -19,7 +19,8 @@ def corner(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mappi
 def rows_of(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mapping[str, Any]) -> Tensor:
     """The map of (own_i, others) [..., m, n]."""
     scores = torch.where(is_own(classes, others.shape[-1]), own.unsqueeze(-2), others.unsqueeze(-2))
-    return map(scores, -1, **{name: v.unsqueeze(-2) if isinstance(v, Tensor) and v.ndim else v for name, v in params.items()})
+    of_rows: dict[str, Any] = {name: v.unsqueeze(-2) if isinstance(v, Tensor) and v.ndim else v for name, v in params.items()}
+    return map(scores, -1, **of_rows)
 
 
 def is_own(classes: Tensor, n: int) -> Tensor:
