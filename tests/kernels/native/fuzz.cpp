@@ -559,8 +559,10 @@ struct AttentionProblem {
     Problem rows;  // of scores
     int64_t matrices = 1 + below(4), queries = length(), keys = chance(0.2) ? 700 : length(), size = width(), value_size = width();
     Matrices q, k, v, mask, bias;
-    std::vector<int64_t> lengths;
-    std::vector<double> sinks;
+    std::vector<int64_t> lengths, firsts;
+    std::vector<double> sinks, slopes;
+    double softcap = choose<double>({0, 0, 0.5, 20});
+    int64_t first = choose<int64_t>({0, 0, keys - queries, -200, 200});
     bool masked = chance(0.3), biased = chance(0.3);
     int64_t left = choose<int64_t>({ALL, ALL, 0, 3, 60}), right = choose<int64_t>({ALL, ALL, 0, 3, 60});
     static constexpr int64_t ALL = int64_t(1) << 62;
@@ -580,6 +582,10 @@ struct AttentionProblem {
         if (!rows.taus.empty()) rows.taus.resize(size_t(rows.outer), 0.5);
         if (chance(0.3)) lengths.resize(size_t(matrices));
         for (int64_t& each : lengths) each = below(keys + 1);
+        if (chance(0.3)) firsts.resize(size_t(matrices));
+        for (int64_t& each : firsts) each = below(keys + queries + 1) - queries;
+        if (chance(0.3)) slopes.resize(size_t(matrices));
+        for (double& each : slopes) each = normal();
         if (chance(0.3)) sinks.resize(size_t(rows.outer));
         for (double& each : sinks) each = chance(0.1) ? -INFINITY : normal();
         rows.choose_theta(example);
@@ -615,7 +621,11 @@ struct AttentionProblem {
         call.parts = parts;
         call.lengths = lengths.empty() ? nullptr : lengths.data();
         call.left = left, call.right = right;
+        call.first = first;
+        call.firsts = firsts.empty() ? nullptr : firsts.data();
         call.scale = 0.5;
+        call.softcap = softcap;
+        call.slopes = slopes.empty() ? nullptr : slopes.data();
         call.tau = rows.tau;
         call.taus = rows.taus.empty() ? nullptr : rows.taus.data();
         call.theta = rows.theta.empty() ? nullptr : rows.theta.data();
