@@ -62,6 +62,22 @@ def test_torch_s_own_samples(name: str, kind: torch.dtype, op_db: Any):
             torch.testing.assert_close(*pair, **half)
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_torch_s_own_samples_of_attention(kind: torch.dtype, op_db: Any):
+    (op,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
+    near = {torch.bfloat16: {"atol": 5e-2, "rtol": 5e-2}, torch.float32: {"atol": 1e-4, "rtol": 1e-4}}.get(kind, {})
+    for sample in op.sample_inputs("cpu", kind, requires_grad=True):
+        inputs = sample.input, *sample.args
+        ours, theirs = (attend(*inputs, **sample.kwargs) for attend in (sm.attention, op.op))
+        assert ours.shape == theirs.shape
+        if sample.kwargs.get("dropout_p"):
+            continue  # of other draws
+        torch.testing.assert_close(ours, theirs, **near)
+        pair = [torch.autograd.grad(y.float().square().sum(), inputs[:3]) for y in (ours, theirs)]
+        for a, b in zip(*pair, strict=True):
+            torch.testing.assert_close(a, b, **{name: 20 * most for name, most in near.items()})
+
+
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmin"])
 def test_torch_s_modules_work_with_ours(monkeypatch: pytest.MonkeyPatch, name: str):
     module = {"softmax": torch.nn.Softmax, "log_softmax": torch.nn.LogSoftmax, "softmin": torch.nn.Softmin}[name](1)
