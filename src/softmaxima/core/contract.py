@@ -27,6 +27,7 @@ from softmaxima.core.jacobian import Jacobian
 from softmaxima.core.numbers import check_int, check_number, nearest
 from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.recorded import remember
+from softmaxima.core.tracing import constant
 from softmaxima.kernels.native import Kernel
 
 COMMON = ("dim", "temperature", "where", "dtype")  # what all maps take beside their parameters
@@ -62,7 +63,7 @@ class Parameter:
         if self.gradient is not None:
             return check_value(name, self.name, value, self.valid, self.domain)
         if self.kind is float:
-            return check_number(name, self.name, value, self.valid, self.domain)
+            return constant(check_number(name, self.name, value, self.valid, self.domain))  # as kernels have it
         if self.kind is int:
             return check_int(name, self.name, value, self.valid, self.domain)
         if not isinstance(value, self.kind) or not self.valid(value):

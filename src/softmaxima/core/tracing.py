@@ -92,6 +92,15 @@ def of_symbol(number: float) -> Tensor:
     return torch.scalar_tensor(number, dtype=torch.float64)
 
 
+def constant(number: float) -> float:
+    """The number; of what `is_symbol` its value now, of which alone the graph is then."""
+    if not is_symbol(number):
+        return number
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(number)  # type: ignore[return-value]
+
+
 def is_traced(x: Tensor) -> bool:
     """Whether a recorder or a transform stands between us and the values."""
     return is_recording() or is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
