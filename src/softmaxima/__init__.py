@@ -67,11 +67,12 @@ else:
             winsorized_logsumexp
         """,
         "losses": """
-            AMSoftmaxLoss ArcFace CosFace CrossEntropyLoss ElasticCrossEntropyLoss Entmax15Loss EntmaxLoss EpsCrossEntropyLoss
-            FenchelYoungLoss FocalLoss Loss LossModule PerturbMaxLoss SoftAccuracyLoss SparseSoftmaxLoss SparsemaxLoss
-            SurrogateLoss am_softmax_loss arcface cosface cross_entropy elastic_cross_entropy entmax15_loss entmax_loss
-            eps_cross_entropy fenchel_young_loss focal_loss perturb_max_loss soft_accuracy_loss sparse_softmax_loss
-            sparsemax_loss surrogate_loss
+            AMSoftmaxLoss ArcFace CosFace CrossEntropyLoss ElasticCrossEntropyLoss Entmax15Loss EntmaxLoss
+            EpsCrossEntropyLoss FenchelYoungLoss FocalLoss FusedmaxLoss Loss LossModule OscarmaxLoss PerturbMaxLoss
+            SoftAccuracyLoss SparseSoftmaxLoss SparsemaxLoss SurrogateLoss am_softmax_loss arcface cosface cross_entropy
+            elastic_cross_entropy entmax15_loss entmax_loss eps_cross_entropy fenchel_young_loss focal_loss
+            fusedmax_loss oscarmax_loss perturb_max_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
+            surrogate_loss
         """,
         "temperature": """
             CosineTemperature EntropyTarget ExponentialTemperature GeometricTemperature LayerwiseTemperature LinearTemperature

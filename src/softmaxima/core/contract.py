@@ -95,6 +95,7 @@ class Properties:
     sparse: bool = False  # finite scores can get exactly zero
     continuous: bool = True  # p moves continuously with x
     logarithmic: bool = False  # returns log p, so that the claims hold for its exponential
+    neighbours: bool = False  # which scores stand beside each other counts, and masked ones do not: Ω is told `allowed` as well
     additive_regulariser: bool = True  # Ω(p) is a sum over scores, which is 0 where p is 0 or 1
 
     @property

@@ -5,7 +5,8 @@ Most maps state vectors (s, q) or (s, q, r), r = s:    J = diag(s) − q rᵀ
     pull(g) = Jᵀg = s ⊙ g − r ⟨q, g⟩        push(t) = J t = s ⊙ t − q ⟨r, t⟩
 
 Where probabilities are small s may be huge, and s ⊙ g − r ⟨q, g⟩ is then a small difference of huge numbers. A map whose rows and
-columns add up to 0 states another form, which loses no digits: `Balanced` for q = s/Σs, `Centred` for any other q.
+columns add up to 0 states another form, which loses no digits: `Balanced` for q = s/Σs, `Centred` for any other q. A map that makes
+scores equal states `Clustered`.
 
 Where an entry of J is exactly 0, what it adds is 0, whatever g is: at a score without probability, g may be infinite or NaN, as the
 slope −log p − 1 of an entropy is. The kernels keep to that as well.
@@ -208,12 +209,55 @@ class Balanced(Form):
         return g.clamp(-most, most).to(self.log_s.dtype)
 
 
+@dataclass(frozen=True)
+class Clustered(Form):
+    r"""J = Σ_c 1_c 1_cᵀ/|c| − 1_S 1_Sᵀ/|S| over the clusters c of a support S: g is averaged over each, and less its mean over all.
+
+        (J g)_i = mean of g over the cluster of i − mean of g over S
+
+    on S, and 0 elsewhere. It is of whole rows, and piecewise constant.
+    """
+
+    size: Tensor  # |c| of each score; 0 outside S
+    cluster: Tensor  # its number, in [0, n)
+
+    @property
+    def s(self) -> Tensor:
+        return (self.size > 0).to(self.size.dtype)
+
+    @property
+    def q(self) -> Tensor:
+        return self.s / self.s.sum(-1, keepdim=True).clamp_min(1.0)
+
+    @property
+    def r(self) -> Tensor:
+        return self.s
+
+    def sums(self, g: Tensor) -> tuple[Tensor, ...]:
+        """(Σg over each cluster [..., n], |S|)."""
+        slopes = torch.where(self.size == 0, 0.0, g.double())
+        return torch.zeros_like(slopes).scatter_add(-1, self.cluster.expand(g.shape), slopes), (self.size != 0).sum(
+            -1, keepdim=True
+        )
+
+    @staticmethod
+    def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return a[0] + b[0], a[1] + b[1]
+
+    def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
+        of_clusters, support = sums or self.sums(g)
+        mean = of_clusters.sum(-1, keepdim=True) / support.clamp_min(1)
+        v = of_clusters.gather(-1, self.cluster.expand(g.shape)) / self.size.masked_fill(self.size == 0, 1.0) - mean
+        still = (self.size == 0) | (self.size == support)  # of one cluster p does not move
+        return narrowed(torch.where(still, 0.0, v), g.dtype)
+
+
 def _anchor(level: Tensor) -> Tensor:
     """The level, and 0 where there is none."""
     return level.masked_fill(level == -math.inf, 0.0)
 
 
-Jacobian = DiagonalAndProduct | Centred | Balanced
+Jacobian = DiagonalAndProduct | Centred | Balanced | Clustered
 
 
 def jacobian_of(sensitivity: tuple[Tensor, ...] | Jacobian) -> Jacobian:

@@ -47,6 +47,8 @@ EVEN = Variant("even attention", "softmax", {"temperature": 1e6})
 # The registered maps that are not compared, and why.
 LEFT_OUT = {
     "minp_softmax": "it is newer than the comparison, and like top-p softmax keeps what is probable enough",
+    "fusedmax": "it is newer than the comparison",
+    "oscarmax": "it is newer than the comparison, and makes nearly all of many keys equal",
     "log_softmax": "it gives logarithms of probabilities",
     "budget_sparsemax": "its weights add up to a budget, so that its outputs are no means of values",
     "eps_softmax": "it is softmax to six digits, and with an ε that learns it is elastic softmax",

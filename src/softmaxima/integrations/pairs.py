@@ -75,6 +75,8 @@ LOSSES = {
     "entmax15": "entmax15_loss",
     "entmax": "entmax_loss",
     "elastic_softmax": "elastic_cross_entropy",
+    "fusedmax": "fusedmax_loss",
+    "oscarmax": "oscarmax_loss",
     "topk_softmax": "sparse_softmax_loss",
     "topp_softmax": "sparse_softmax_loss",
 }

@@ -7,6 +7,7 @@ from softmaxima.losses.entmax_loss import Entmax15Loss, EntmaxLoss, entmax15_los
 from softmaxima.losses.eps_cross_entropy import EpsCrossEntropyLoss, eps_cross_entropy
 from softmaxima.losses.fenchel_young import FenchelYoungLoss, fenchel_young_loss
 from softmaxima.losses.focal_loss import FocalLoss, focal_loss
+from softmaxima.losses.fusedmax_loss import FusedmaxLoss, fusedmax_loss
 from softmaxima.losses.margin import (
     AMSoftmaxLoss,
     ArcFace,
@@ -15,6 +16,7 @@ from softmaxima.losses.margin import (
     arcface,
     cosface,
 )
+from softmaxima.losses.oscarmax_loss import OscarmaxLoss, oscarmax_loss
 from softmaxima.losses.perturb_max_loss import PerturbMaxLoss, perturb_max_loss
 from softmaxima.losses.soft_accuracy_loss import SoftAccuracyLoss, soft_accuracy_loss
 from softmaxima.losses.sparse_softmax_loss import SparseSoftmaxLoss, sparse_softmax_loss
@@ -33,8 +35,10 @@ __all__ = [
     "EpsCrossEntropyLoss",
     "FenchelYoungLoss",
     "FocalLoss",
+    "FusedmaxLoss",
     "Loss",
     "LossModule",
+    "OscarmaxLoss",
     "PerturbMaxLoss",
     "SoftAccuracyLoss",
     "SparseSoftmaxLoss",
@@ -50,6 +54,8 @@ __all__ = [
     "eps_cross_entropy",
     "fenchel_young_loss",
     "focal_loss",
+    "fusedmax_loss",
+    "oscarmax_loss",
     "perturb_max_loss",
     "soft_accuracy_loss",
     "sparse_softmax_loss",

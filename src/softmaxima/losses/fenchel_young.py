@@ -6,6 +6,7 @@ case Ω = ½(‖p‖² − 1), in closed form ½ − x_t + ½ Σ_{p_i>0} (x_i² 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,8 +97,14 @@ def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
     omega: Any = found.regulariser
     p = found.reference(z.detach(), **values)
     if found.conjugate is not None:
-        return found.conjugate(z, p, **values) + omega(y, **values) - (y * z).sum(-1)
+        return found.conjugate(z, p, **values) + regularised(found, y, z, values) - torch.where(y == 0, 0.0, y * z).sum(-1)
     return ((p - y) * z).sum(-1) - omega(p, **values) + omega(y, **values)
+
+
+def regularised(map: Map, y: Tensor, z: Tensor, params: dict[str, Any]) -> Tensor:
+    """Ω(y) [...], among the scores z that are not masked."""
+    allowed = {"allowed": z > -math.inf} if map.properties.neighbours else {}
+    return map.regulariser(y, **params, **allowed)  # type: ignore[misc]
 
 
 class MapLossModule(LossModule):
@@ -146,7 +153,7 @@ def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
     value = conjugate(map, z, p, params)
     # All less the row's maximum, which what y lacks of 1, the share of a sink, does not take off.
     missing = (1 - y.sum(-1)).clamp_min(0.0) * top.squeeze(-1)
-    terms = (value - top.squeeze(-1), map.regulariser(y, **params) + missing, -batch.expectation(z - top))  # type: ignore[misc]
+    terms = (value - top.squeeze(-1), regularised(map, y, z, params) + missing, -batch.expectation(z - top))
     rows = terms[0] + terms[1] + terms[2]
     return batch.reduce(batch.weigh(rows + _rounded_below(rows, terms, y).detach()))
 

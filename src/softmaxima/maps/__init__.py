@@ -8,9 +8,11 @@ from softmaxima.maps.elastic_softmax import ElasticSoftmax, elastic_softmax
 from softmaxima.maps.entmax import Entmax, entmax
 from softmaxima.maps.entmax15 import Entmax15, entmax15
 from softmaxima.maps.eps_softmax import EpsSoftmax, eps_softmax
+from softmaxima.maps.fusedmax import Fusedmax, fusedmax
 from softmaxima.maps.log_softmax import LogSoftmax, log_softmax
 from softmaxima.maps.minp_softmax import MinPSoftmax, minp_softmax
 from softmaxima.maps.normmax import Normmax, normmax
+from softmaxima.maps.oscarmax import Oscarmax, oscarmax
 from softmaxima.maps.perturb_max import PerturbMax, perturb_max
 from softmaxima.maps.proportional import Proportional, proportional
 from softmaxima.maps.rectified_softmax import RectifiedSoftmax, rectified_softmax
@@ -28,12 +30,14 @@ __all__ = [
     "Entmax",
     "Entmax15",
     "EpsSoftmax",
+    "Fusedmax",
     "InParts",
     "LogSoftmax",
     "Map",
     "MapModule",
     "MinPSoftmax",
     "Normmax",
+    "Oscarmax",
     "Proportional",
     "Parameter",
     "PerturbMax",
@@ -51,10 +55,12 @@ __all__ = [
     "entmax15",
     "eps_softmax",
     "find_map",
+    "fusedmax",
     "in_parts",
     "log_softmax",
     "minp_softmax",
     "normmax",
+    "oscarmax",
     "perturb_max",
     "proportional",
     "rectified_softmax",

@@ -12,7 +12,9 @@ least and greatest: with a convex f (Taylor polynomials of even order, squares) 
 **normmax** has p = u/Σu with u = p/‖p‖_α, where u, not p, is monotone; Σ u^α = 1 bounds what the others sum to: from
 (1 − u_i^α)^{1/α} = ‖u_others‖_α to (n−1)^{1−1/α} times that.
 
-Those of normmax, top-p (`nucleus.py`) and min-p are bounds that hold, and not the tightest.
+**fusedmax and oscarmax** are sparsemax of a u that does not fall as any score rises: it lies between those of both ends.
+
+Those of normmax, top-p (`nucleus.py`), min-p, fusedmax and oscarmax are bounds that hold, and not the tightest.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.tracing import is_concrete
+from softmaxima.maps._clusters import Clusters, levels
+from softmaxima.maps.fusedmax import clusters as fused_clusters
+from softmaxima.maps.oscarmax import clusters as oscar_clusters
+from softmaxima.maps.sparsemax import SPARSEMAX
 from softmaxima.maps.taylor_softmax import polynomial
 from softmaxima.robust.arguments import check_ends, is_broken, prepared
 from softmaxima.robust.corners import corner, is_own, rows_of
@@ -65,9 +71,9 @@ def interval(
 ) -> ProbabilityInterval[Array]:
     """The interval of each p_i = map(x/τ)_i over all x with lower ≤ x ≤ upper, each score for itself.
 
-    The tightest one, both ends of which are attained, for every map but `normmax`, top-p and min-p, of which it holds and may be
-    wider. (Of `proportional` the function must be one that is known here.) Rounding of the map in float64 apart; in a narrower
-    dtype the ends are rounded outward.
+    The tightest one, both ends of which are attained, for every map but `normmax`, top-p, min-p, fusedmax and oscarmax, of
+    which it holds and may be wider. (Of `proportional` the function must be one that is known here.) Rounding of the map in
+    float64 apart; in a narrower dtype the ends are rounded outward.
 
     Args:
         map: a registered name, the function of a map or a `Map`.
@@ -189,6 +195,16 @@ def _of_min_p(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Para
     )
 
 
+def _of_clusters(clusters: Callable[..., Clusters]) -> Callable[..., Bounds]:
+    """Of sparsemax of the levels u, which rise with every score."""
+
+    def bounds(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Params) -> Bounds:
+        least, most = (levels(clusters(z, **params), z, **params) for z in (low, high))
+        return _at_corners(SPARSEMAX, least, most, classes, {})
+
+    return bounds
+
+
 def _others_most(x: Tensor) -> Tensor:
     """The greatest of all others in a row, −∞ of none."""
     first, second = torch.nn.functional.pad(x.detach(), (0, 1), value=-math.inf).topk(2, -1).values.split(1, -1)
@@ -293,6 +309,8 @@ KNOWN: dict[str, Known] = {
     "topp_softmax": Known(_of_top_p, lambda params: params["p"] == 1),
     "minp_softmax": Known(_of_min_p, lambda params: bool(torch.as_tensor(params["p"] == 0).all())),
     "normmax": Known(_of_a_norm, lambda params: False),
+    "fusedmax": Known(_of_clusters(fused_clusters), lambda params: False),
+    "oscarmax": Known(_of_clusters(oscar_clusters), lambda params: False),
     "taylor_softmax": Known(_of_taylor, lambda params: True),
     "proportional": Known(_of_proportional, lambda params: True, _check_function),
 }

@@ -1,0 +1,176 @@
+r"""oscarmax: p = argmax_{p∈Δ} ⟨p, x⟩ − ½‖p‖² − γ Σ_{i<j} max(p_i, p_j), sparsemax that makes near scores equal.
+
+Over the simplex Σ_{i<j} max(p_i, p_j) is Σ_k (n − k) p_(k), p_(1) ≥ p_(2) ≥ …, and n counts for nothing: it is n − Σ_k k p_(k). So
+p is sparsemax of u, in the order of x, u_(k) the non-increasing sequence nearest to x_(k) + γk: each of its clusters has the mean
+of these. Scores nearer than γ to the next ones are equal in it, and of very many scores nearly all are.
+
+(The proximal of the OSCAR norm, which orders by |x|, is another where scores are negative; this one does not see a shift of all x.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from softmaxima.core.arguments import Array, DType
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.evaluation import evaluate
+from softmaxima.core.jacobian import Clustered
+from softmaxima.core.onnx import refuse_export
+from softmaxima.core.public import public
+from softmaxima.kernels.native import Kernel
+from softmaxima.maps import _clusters
+from softmaxima.maps._clusters import ROUNDING, Cluster
+from softmaxima.maps._module import MapModule
+from softmaxima.maps.sparsemax import gini
+from softmaxima.maps.sparsemax import reference as sparsemax_reference
+
+
+def reference(x: Tensor, gamma: float | Tensor) -> Tensor:
+    n = x.shape[-1]
+    strengths = torch.as_tensor(gamma, dtype=torch.float64, device=x.device).expand(*x.shape[:-1], 1)
+    ordered, order = x.double().sort(dim=-1, descending=True, stable=True)
+    rows = zip(ordered.reshape(-1, n), strengths.reshape(-1).tolist(), strict=True)
+    u = torch.stack([_nearest(z, gamma) for z, gamma in rows]).reshape(x.shape) if x.numel() else ordered
+    return sparsemax_reference(torch.empty_like(u).scatter(-1, order, u - u[..., :1]))
+
+
+def _nearest(z: Tensor, gamma: float) -> Tensor:
+    """The non-increasing sequence nearest to y_k = z_k + γk: first the greatest mean of a beginning of y, and so on."""
+    u, begin = z.clone(), 0
+    while begin < len(z):
+        count = torch.arange(1, len(z) - begin + 1, dtype=z.dtype, device=z.device)
+        means = z[begin:].cumsum(-1) / count + gamma * (begin + (count - 1) / 2)
+        end = begin + int(means.argmax()) + 1
+        u[begin:end] = means.max()
+        begin = end
+    return u
+
+
+def solve(z: list[float], gamma: float) -> tuple[Sequence[int], list[Cluster]]:
+    """The clusters of a row, by pooling neighbours in order that are equal or out of order."""
+    order = sorted(range(len(z)), key=lambda i: -z[i])
+    found: list[tuple[int, int, float, float]] = []  # (begin, end, Σz, u)
+    for k, place in enumerate(order):
+        begin, total, level = k, z[place], z[place] + gamma * k
+        while found and gamma > 0 and level >= found[-1][3] - ROUNDING * (1 + abs(level)):
+            begin, _, more, _ = found.pop()
+            total += more
+            level = total / (k + 1 - begin) + gamma * (begin + k) / 2
+        found.append((begin, k + 1, total, level))
+    return order, [(begin, end, level, (begin + end - 1) / 2) for begin, end, _, level in found]
+
+
+clusters = _clusters.operation("oscarmax", solve)
+
+
+def forward(z: Tensor, gamma: float | Tensor) -> Tensor:
+    refuse_export("oscarmax", "loop over the scores of a row")
+    return _clusters.probabilities(clusters(z, gamma), gamma).to(z.dtype)
+
+
+def sensitivity(p: Tensor, z: Tensor, gamma: float | Tensor) -> Clustered:
+    return _clusters.sensitivity(clusters(z, gamma), gamma, p.dtype)
+
+
+def gamma_gradient(p: Tensor, z: Tensor, gamma: float | Tensor) -> Tensor:
+    return _clusters.gradient(clusters(z, gamma), gamma, p.dtype)
+
+
+def evenness(p: Tensor) -> Tensor:
+    """Σ_k (k − 1) p_(k) [...], p in descending order: 0 of one score."""
+    ordered = p.sort(dim=-1, descending=True).values
+    return (ordered * torch.arange(p.shape[-1], dtype=p.dtype, device=p.device)).sum(-1)
+
+
+def regulariser(p: Tensor, gamma: float | Tensor) -> Tensor:
+    """Ω(p) = ½ (‖p‖² − 1) − γ Σ_k (k − 1) p_(k): the penalty less what it is where one p is 1."""
+    strength = gamma.to(p).squeeze(-1) if isinstance(gamma, Tensor) and gamma.ndim else gamma
+    return gini(p) - strength * evenness(p)
+
+
+def gamma_regulariser_gradient(p: Tensor, gamma: float | Tensor) -> Tensor:
+    return -evenness(p).unsqueeze(-1)
+
+
+OSCARMAX = register(
+    Map(
+        name="oscarmax",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,
+        regulariser=regulariser,
+        params=(
+            Parameter(
+                name="gamma",
+                default=0.05,
+                examples=(0.05, 0.4, 0.0),
+                valid=lambda gamma: (gamma >= 0) & (gamma < math.inf),
+                domain="at least 0 and finite",
+                gradient=gamma_gradient,
+                regulariser_gradient=gamma_regulariser_gradient,
+            ),
+        ),
+        properties=Properties(sparse=True, monotone=False, additive_regulariser=False),
+        cost=Cost(reads=2),
+        uses_scores=True,
+        kernel=Kernel("oscarmax", "oscarmax_backward"),
+        formula="relu(u_i − λ), u nearest to x with γ for the larger of each pair",
+        source="Niculae & Blondel (2017), arXiv:1705.07704",
+    )
+)
+
+
+@public
+def oscarmax(
+    x: Array,
+    *,
+    gamma: float | Array = 0.05,
+    dim: int | Sequence[int] = -1,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    dtype: DType = None,
+) -> Array:
+    """Oscarmax, `p = argmax_p ⟨p, x/τ⟩ − ½‖p‖² − γ Σ_{i<j} max(p_i, p_j)`: sparsemax that makes near scores equal.
+
+    It chooses a few groups of scores, each with one probability, wherever they stand. Two scores that follow one another in size
+    are equal where they differ by less than γ; so a γ that does for ten scores makes ten thousand equal.
+
+    Args:
+        gamma: γ ≥ 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad. 0 is
+            sparsemax, and a large γ gives equal shares. It is not divided by τ.
+        x, dim, temperature, where, dtype: as for `softmax`.
+
+    Errors as for `softmax`. Its Jacobian averages over each group, and takes off the mean of all. Cost: a sort of the row, and
+    O(n) by pooling neighbours, on one thread; on other devices than the CPU rows are solved there, one after the other.
+
+    Source: Niculae & Blondel (2017), arXiv:1705.07704, as it is defined there; where scores are negative its code, by the proximal
+    of the OSCAR norm, gives something else.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.oscarmax(np.array([1.0, -1.0, 0.9, 0.5]), gamma=0.2).round(3)
+    array([0.45, 0.  , 0.45, 0.1 ])
+    """
+    return evaluate(OSCARMAX, x, dim, temperature, where, {"gamma": gamma}, dtype)
+
+
+@public
+class Oscarmax(MapModule):
+    """`oscarmax` as a module; give `sm.Positive(0.05)` as γ to learn it.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.Oscarmax(gamma=0.5)(torch.tensor([2.0, 0.0, 1.9]))
+    tensor([0.5000, 0.0000, 0.5000])
+    """
+
+    def __init__(
+        self,
+        gamma: float | Tensor | nn.Module = 0.05,
+        dim: int | Sequence[int] = -1,
+        *,
+        temperature: float | Tensor | nn.Module = 1.0,
+    ) -> None:
+        super().__init__(OSCARMAX, dim, temperature=temperature, gamma=gamma)
