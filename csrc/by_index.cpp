@@ -129,8 +129,7 @@ struct ByIndex {
         return true;
     }
 
-    // exp(z) of each score relative to its row's largest, or to 1, and their sums. The infinities of a row are 1 each where they `share`.
-    template <bool share>
+    // exp(z) of each score relative to its row's largest, or to 1, and their sums.
     bool exponentials(const Window& w, Terms& memory) const {
         const int64_t count = scores(w);
         const float* values = read(w, memory);
@@ -146,7 +145,7 @@ struct ByIndex {
             const float* tops = memory.tops.at_least(0);
             const double* scales = memory.scales.at_least(0);
             each(w, [&](int64_t score, int64_t row) __attribute__((always_inline)) {
-                const double z = share && values[score] == tops[row] ? 0.0 : gap(values[score], double(tops[row]), scales[row]);
+                const double z = gap(values[score], double(tops[row]), scales[row]);
                 terms[score] = float(z);
                 lows[score] = float(z - double(terms[score]));
             });
@@ -157,7 +156,7 @@ struct ByIndex {
     }
 
     bool softmax(const Window& w, Terms& memory) const {
-        if (!exponentials<false>(w, memory)) return false;
+        if (!exponentials(w, memory)) return false;
         const float* terms = memory.high.at_least(0);
         double* sums = memory.sums.at_least(0);
         for (int64_t r = 0; r < rows(w); ++r) sums[r] = sums[r] == 0 ? 0.0 : 1 / sums[r];
@@ -172,13 +171,39 @@ struct ByIndex {
         double *means = room(memory.sums, rows(w)), *scales = room(memory.scales, rows(w));
         if (!means || !scales) return false;
         for (int64_t r = 0; r < rows(w); ++r) scales[r] = inverse(tau_of(w, r));
-        add(w, means, [=](int64_t score) __attribute__((always_inline)) {
+        bool has_most = false;
+        add(w, means, [=, &has_most](int64_t score) __attribute__((always_inline)) {
             const double share = double(widen(own_p[score])), product = share * double(widen(own_g[score]));
+            has_most |= share > HALF_P;
+            return share == 0 ? 0.0 : product;
+        });
+        T* to = out + first_score(w);
+        if (has_most) return softmax_backward_by_others(w, means, scales, memory);
+        each(w, [&](int64_t score, int64_t row) __attribute__((always_inline)) {
+            const double share = double(widen(own_p[score])), slope = double(widen(own_g[score])) - means[row];
+            put_any(share == 0 ? 0.0 : share * slope * scales[row], to[score]);
+        });
+        return true;
+    }
+
+    // The same where a p is most of its row, and 1 − p and g − Σ p g are known by all others.
+    [[gnu::noinline]] bool softmax_backward_by_others(const Window& w, const double* means, const double* scales, Terms& memory) const {
+        const T *own_p = p + first_score(w), *own_g = g + first_score(w);
+        double *moved = room(memory.counts, rows(w)), *rests = room(memory.wide, rows(w));
+        if (!moved || !rests) return false;
+        const auto other = [=](int64_t score) __attribute__((always_inline)) {
+            const double share = double(widen(own_p[score]));
+            return share > HALF_P ? 0.0 : share;
+        };
+        add(w, rests, other);
+        add(w, moved, [=](int64_t score) __attribute__((always_inline)) {
+            const double share = other(score), product = share * double(widen(own_g[score]));
             return share == 0 ? 0.0 : product;
         });
         T* to = out + first_score(w);
         each(w, [&](int64_t score, int64_t row) __attribute__((always_inline)) {
-            const double share = double(widen(own_p[score])), slope = double(widen(own_g[score])) - means[row];
+            const double share = double(widen(own_p[score])), upstream = double(widen(own_g[score]));
+            const double slope = share > HALF_P ? (rests[row] == 0 ? 0.0 : rests[row] * upstream) - moved[row] : upstream - means[row];
             put_any(share == 0 ? 0.0 : share * slope * scales[row], to[score]);
         });
         return true;
@@ -226,7 +251,7 @@ struct ByIndex {
     }
 
     bool logsumexp_backward(const Window& w, Terms& memory) const {
-        if (!exponentials<true>(w, memory)) return false;
+        if (!exponentials(w, memory)) return false;
         const float* terms = memory.high.at_least(0);
         double* sums = memory.sums.at_least(0);
         for (int64_t r = 0; r < rows(w); ++r) sums[r] = double(widen(g[first_row(w) + r])) / sums[r] * inverse(tau_of(w, r));

@@ -140,14 +140,8 @@ bool backward(const SoftmaximaBackward* call, T*) {
         const T* g = others[0];
         const double *maxima = call->states + first_of(row.index, row.n, inner), *log_sums = maxima + size;
         double x[PART], share[PART], factor[PART];
-        double shares = 0, infinities = 0;             // Σ g_k/c_k over y_k = +∞, c_k how many +∞ there are up to k
         double sum = 0;                                // S of the next score,
         double next_maximum = INFINITE, next_log = 0;  // and its M and l
-        for (int64_t begin = 0; maxima[(row.n - 1) * inner] == INFINITE && begin < row.n; begin += PART) {
-            const int64_t length = minimum(PART, row.n - begin);
-            row.wide(begin, length, scratch, x);
-            for (int64_t i = 0; i < length; ++i) infinities += x[i] == INFINITE;
-        }
         for (int64_t begin = (row.n - 1) / PART * PART; begin >= 0; begin -= PART) {
             const int64_t length = minimum(PART, row.n - begin);
             row.wide(begin, length, scratch, x);
@@ -166,10 +160,9 @@ bool backward(const SoftmaximaBackward* call, T*) {
             for (int64_t i = length - 1; i >= 0; --i) {
                 const double own = maxima[(begin + i) * inner], upstream = double(widen(g[begin + i]));
                 double slope = 0;  // where nothing is summed yet
-                if (own == INFINITE) {
-                    shares += upstream / infinities;
-                    slope = x[i] == INFINITE ? shares : 0.0;
-                    infinities -= x[i] == INFINITE;
+                if (own == INFINITE) {  // whose shares nobody can say
+                    if (upstream != 0) sum = std::numeric_limits<double>::quiet_NaN();
+                    slope = sum;
                 } else if (own != NOTHING) {
                     sum = upstream + sum * factor[i];
                     slope = share[i] * sum;

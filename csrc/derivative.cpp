@@ -6,6 +6,10 @@
 //
 // Of entmax with α > 2 the largest w may be huge, and the two terms of its difference cancel: see Steep.
 //
+// Where one p_k is most of its row, the terms of its own entry cancel, and what is left of them is the others':
+//   softmax …, entmax           Σ_{j≠k} w_j (g_k − g_j) takes the place of g_k Σ w − Σ w g, and a sink adds its p g_k
+//   log_softmax                 g_k (1 − p_k) − p_k Σ_{j≠k} g_j,   1 − p_k = −expm1(log p_k)
+//
 // Where w is 0 the derivative is 0, whatever g is, and g is not read. Loops in C multiply it by 0 nonetheless: a g for which that matters
 // shows in the mean, and such a row is done again by pull_any, as is one whose sums or differences may be beyond C.
 
@@ -59,17 +63,21 @@ struct Power {
 
 constexpr int64_t STEP = 512;
 
-// Σ w and Σ w g, of blocks.
+// Σ w and Σ w g, of blocks, and the largest w.
 template <class C, bool weighted>
 struct Sums {
     VectorSum<C> weights, products;
+    Vector<C> largest = {};
+
+    bool has_above(C w) const { return any<C>(largest > all(w)); }
 
     // Four vectors at a time, to hide the latency of an addition.
     [[gnu::always_inline]] inline void add(const C* w, const C* g, int64_t length) {
         constexpr int64_t lanes = LANES<C>;
-        Vector<C> weight[4] = {}, product[4] = {};
+        Vector<C> weight[4] = {}, product[4] = {}, most[4] = {};
         const auto of = [&](int k, Vector<C> own, Vector<C> upstream) __attribute__((always_inline)) {
             product[k] += own * upstream;
+            most[k] = own > most[k] ? own : most[k];
             if (weighted) weight[k] += own;
         };
         int64_t i = 0;
@@ -81,6 +89,7 @@ struct Sums {
         }
         for (; i + lanes <= length; i += lanes) of(0, load(w + i), load(g + i));
         if (i < length) of(1, load(w + i, length - i, C(0)), load(g + i, length - i, C(0)));
+        for (int k = 0; k < 4; ++k) largest = most[k] > largest ? most[k] : largest;
         products.add((product[0] + product[1]) + (product[2] + product[3]));
         if (weighted) weights.add((weight[0] + weight[1]) + (weight[2] + weight[3]));
     }
@@ -161,8 +170,35 @@ struct Steep {
     }
 };
 
+// What else of x or θ is part of the derivative.
+enum class Reads { nothing, sign, sink };
+
+// The entry of the p_k that is most of its row, times τ.
+template <class Weight, Reads reads>
+struct MostEntry {
+    int64_t k = -1;
+    double value = 0;
+
+    MostEntry() = default;
+
+    // p(i) and g(i) in double.
+    template <class T, class P, class G>
+    MostEntry(const Row<T>& row, const P& p, const G& g) {
+        const Weight weigh(row.theta);
+        const Most most = Most::of(row.n, p, [&](int64_t i) { return weigh(p(i)); }, g);
+        k = most.k;
+        if (k < 0) return;
+        double moved = Weight::divided ? most.moved / most.total : most.moved;
+        if constexpr (reads == Reads::sink) {
+            const double sink = p(k) * std::exp(sink_above(*row.theta, Quotient::of(row.score(k), row.tau)));
+            moved += sink == 0 ? 0.0 : sink * g(k);
+        }
+        value = moved == 0 || (reads == Reads::sign && row.score(k) < 0) ? 0.0 : weigh(p(k)) * moved;
+    }
+};
+
 // Any g, in double.
-template <class Weight, bool with_scores, class T>
+template <class Weight, Reads reads, class T>
 [[gnu::noinline]] void pull_any(const Row<T>& row, const T* p, const Upstream<T>& g) {
     const Weight weigh(row.theta);
     const double shrink = shrinking<compute_t<T>>(g, row.n);
@@ -185,18 +221,25 @@ template <class Weight, bool with_scores, class T>
         const double total = sums.weights.total().value();
         mean = total == 0 ? 0.0 : mean / total;
     }
+    const MostEntry<Weight, reads> most(row, [=](int64_t i) { return double(widen(p[i])); }, [&](int64_t i) { return double(g[i]) * shrink; });
     for (int64_t i = 0; i < row.n; i += STEP) {
         const int64_t length = minimum(STEP, row.n - i);
         read(i, length);
         for (int64_t j = 0; j < length; ++j) {
-            const double s = with_scores && row.score(i + j) < 0 ? 0.0 : w[j];
+            const double s = reads == Reads::sign && row.score(i + j) < 0 ? 0.0 : w[j];
             put_any(s == 0 ? 0.0 : s * (upstream[j] - mean) * row.scale / shrink, row.out[i + j]);
         }
     }
+    if (most.k >= 0) put_any(most.value * row.scale / shrink, row.out[most.k]);
+}
+
+template <class Weight, Reads reads, class T>
+[[gnu::noinline]] MostEntry<Weight, reads> of_most(const Row<T>& row, const T* p, const Upstream<T>& g) {
+    return {row, [=](int64_t i) { return double(widen(p[i])); }, [&](int64_t i) { return double(g[i]); }};
 }
 
 // Where g is of one label.
-template <class T, class Weight>
+template <Reads reads, class T, class Weight>
 void pull_label(const Row<T>& row, const Weight& weigh, const T* p, const Upstream<T>& g) {
     using C = compute_t<T>;
     const C own = weigh(widen(p[g.label()])), upstream = g[g.label()];
@@ -216,13 +259,14 @@ void pull_label(const Row<T>& row, const Weight& weigh, const T* p, const Upstre
         }
     }
     const double mean = total == 0 ? 0.0 : double(own) * double(upstream) / total;
-    if (!(std::fabs(mean) < MODERATE_MEAN<C>)) return pull_any<Weight, false>(row, p, g);
+    if (!(std::fabs(mean) < MODERATE_MEAN<C>)) return pull_any<Weight, reads>(row, p, g);
+    const double of_label = double(own) > double(weigh(HALF_P)) ? of_most<Weight, reads>(row, p, g).value : double(own) * ((double(upstream) - mean));
     const C center = C(mean), lost = C(mean - double(center));
     T* out = row.out;
     with_scale<C>(row.scale, [&](auto scale) {
 #pragma omp simd
         for (int64_t i = 0; i < row.n; ++i) put(weigh(widen(p[i])) * (-center - lost) * scale, out[i]);
-        put(own * ((upstream - center) - lost) * scale, out[g.label()]);
+        put(of_label * double(scale), out[g.label()]);
     });
 }
 
@@ -234,7 +278,7 @@ bool are_zero(const C* p, int64_t length) {
     return found == 0;
 }
 
-template <class Weight, bool with_scores, class T>
+template <class Weight, Reads reads, class T>
 bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
     using C = compute_t<T>;
     const T* inputs[] = {static_cast<const T*>(call->p), dense_upstream<T>(call)};
@@ -249,9 +293,9 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
             }
         }
         const Weight weigh(row.theta);
-        if constexpr (!with_scores) {
+        if constexpr (reads != Reads::sign) {
             if (g.of_label()) {
-                pull_label(row, weigh, p, g);
+                pull_label<reads>(row, weigh, p, g);
                 return true;
             }
         }
@@ -273,9 +317,11 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
             mean = total == 0 ? 0.0 : mean / total;
         }
         if (!(std::fabs(mean) < MODERATE_MEAN<C>)) {
-            pull_any<Weight, with_scores>(row, p, g);
+            pull_any<Weight, reads>(row, p, g);
             return true;
         }
+        MostEntry<Weight, reads> most;
+        if (sums.has_above(weigh(C(HALF_P)))) most = of_most<Weight, reads>(row, p, g);
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C* values = widened(p + i, length, p_block);
@@ -287,7 +333,7 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
             const C* upstream = g.read(i, length, g_block);
             const C center = C(mean), lost = C(mean - double(center));
             with_scale<C>(row.scale, [&](auto scale) {
-                if constexpr (with_scores) {
+                if constexpr (reads == Reads::sign) {
                     const C* scores = row.raw(i, length, scratch.high);
                     for (int64_t j = 0; j < length; ++j) {
                         const C s = scores[j] < 0 ? C(0) : values[j];
@@ -306,8 +352,35 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
                 }
             });
         }
+        if (most.k >= 0) put(most.value * row.scale, row.out[most.k]);
         return true;
     });
+}
+
+constexpr double LOG_HALF_P = -0.69314718055994531;
+
+// The same of log_softmax.
+struct MostOfLog {
+    int64_t k = -1;
+    double value = 0;
+
+    template <class T, class L, class Slope>
+    static MostOfLog of(const Row<T>& row, const L& log_p, const Slope& slope) {
+        MostOfLog most;
+        for (int64_t i = 0; i < row.n; ++i)
+            if (log_p(i) > LOG_HALF_P) most.k = i;
+        if (most.k < 0) return most;
+        double others = 0;
+        for (int64_t i = 0; i < row.n; ++i) others += i == most.k || log_p(i) == NOTHING ? 0.0 : slope(i);
+        const double rest = -std::expm1(log_p(most.k));
+        most.value = (rest == 0 ? 0.0 : rest * slope(most.k)) - std::exp(log_p(most.k)) * others;
+        return most;
+    }
+};
+
+template <class T>
+[[gnu::noinline]] MostOfLog most_of_log(const Row<T>& row, const T* log_p, const Upstream<T>& g) {
+    return MostOfLog::of(row, [=](int64_t i) { return double(widen(log_p[i])); }, [&](int64_t i) { return double(g[i]); });
 }
 
 // log_softmax of any g, in double.
@@ -337,6 +410,8 @@ template <class T>
             put_any((upstream[j] - (p == 0 ? 0.0 : p * total)) * row.scale / shrink, row.out[i + j]);
         }
     }
+    const auto most = MostOfLog::of(row, [=](int64_t i) { return double(widen(log_p[i])); }, [&](int64_t i) { return double(g[i]) * shrink; });
+    if (most.k >= 0) put_any(most.value * row.scale / shrink, row.out[most.k]);
 }
 
 template <class T>
@@ -351,10 +426,15 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
         constexpr C nothing = -std::numeric_limits<C>::infinity();
         C l_block[STEP], g_block[STEP], allowed[STEP];
         Sums<C, false> sums;
+        C largest = nothing;
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C* values = widened(log_p + i, length, l_block);
-            for (int64_t j = 0; j < length; ++j) allowed[j] = values[j] == nothing ? C(0) : C(1);
+#pragma omp simd reduction(max : largest)
+            for (int64_t j = 0; j < length; ++j) {
+                allowed[j] = values[j] == nothing ? C(0) : C(1);
+                largest = values[j] > largest ? values[j] : largest;
+            }
             sums.add(allowed, g.read(i, length, g_block), length);
         }
         const double sum = sums.products.total().value();
@@ -363,6 +443,7 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
             return true;
         }
         const C total = C(sum);
+        const MostOfLog most = largest > C(LOG_HALF_P) ? most_of_log(row, log_p, g) : MostOfLog{};
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C *values = widened(log_p + i, length, l_block), *upstream = g.read(i, length, g_block);
@@ -373,6 +454,7 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
                 }
             });
         }
+        if (most.k >= 0) put(most.value * row.scale, row.out[most.k]);
         return true;
     });
 }
@@ -381,9 +463,11 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
 constexpr int64_t SHORT_ROW = 128, GROUP = 16;
 
 // Of short rows of an ordinary τ: product(w, g) adds up to the mean, or the total, of a row, pulled(w, g, high, low) makes of it the
-// derivative times τ. A group in which that is no moderate number is left to `general`, a call of its own.
-template <class C, class Product, class Pulled, class General>
-bool pull_short_rows(const SoftmaximaBackward* call, double nanoseconds, const Product& product, const Pulled& pulled, const General& general) {
+// derivative times τ, and most(row, p, g) is the entry of a p above `half`. A group in which the mean is no moderate number is left to
+// `general`, a call of its own.
+template <class C, class Product, class Pulled, class OfMost, class General>
+bool pull_short_rows(const SoftmaximaBackward* call, double nanoseconds, C half, const Product& product, const Pulled& pulled, const OfMost& of_most,
+                     const General& general) {
     constexpr int64_t lanes = LANES<C>;
     const SoftmaximaRows& rows = call->rows;
     const int64_t n = rows.n, whole = n / lanes * lanes, rest = n - whole;
@@ -394,16 +478,27 @@ bool pull_short_rows(const SoftmaximaBackward* call, double nanoseconds, const P
         const C *p = all_p + first * n, *g = all_g + first * n;
         C* out = static_cast<C*>(call->out) + first * n;
         typename VectorSum<C>::Whole sums[GROUP];
+        bool has_most[GROUP];
         for (int64_t j = 0; j < GROUP; ++j) {
             const int64_t begin = (j < width ? j : 0) * n;
-            Vector<C> a = {}, b = {};
+            Vector<C> a = {}, b = {}, c = all(-std::numeric_limits<C>::infinity()), d = c;
+            const auto add = [=](int64_t i, Vector<C>& sum, Vector<C>& largest) __attribute__((always_inline)) {
+                const Vector<C> w = load(p + begin + i);
+                sum += product(w, load(g + begin + i));
+                largest = w > largest ? w : largest;
+            };
             int64_t i = 0;
             for (; i + 2 * lanes <= n; i += 2 * lanes) {
-                a += product(load(p + begin + i), load(g + begin + i));
-                b += product(load(p + begin + i + lanes), load(g + begin + i + lanes));
+                add(i, a, c);
+                add(i + lanes, b, d);
             }
-            if (i < whole) a += product(load(p + begin + i), load(g + begin + i));
-            if (rest) b += product(load(p + begin + whole, rest, C(0)), load(g + begin + whole, rest, C(0)));
+            if (i < whole) add(i, a, c);
+            if (rest) {
+                const Vector<C> w = load(p + begin + whole, rest, -std::numeric_limits<C>::infinity());
+                b += product(load(p + begin + whole, rest, C(0)), load(g + begin + whole, rest, C(0)));
+                d = w > d ? w : d;
+            }
+            has_most[j] = any<C>((c > d ? c : d) > all(half));
             VectorSum<C> sum;
             sum.add(a + b);
             sums[j] = sum.whole();
@@ -419,6 +514,10 @@ bool pull_short_rows(const SoftmaximaBackward* call, double nanoseconds, const P
             SoftmaximaBackward group = *call;
             group.rows.outer = width;
             group.rows.threads = 1;
+            group.rows.theta += first * rows.distance;
+            if (rows.x) group.rows.x = static_cast<const C*>(rows.x) + first * rows.stride;
+            if (rows.blocks) group.rows.blocks += first;
+            if (rows.mask && !rows.blocks) group.rows.mask += first * n;
             group.p = p;
             group.g = g;
             group.out = out;
@@ -427,10 +526,12 @@ bool pull_short_rows(const SoftmaximaBackward* call, double nanoseconds, const P
         for (int64_t j = 0; j < width; ++j) {
             const int64_t begin = j * n;
             const C center = C(high[j]), lost = C(high[j] - double(center));
+            const auto most = has_most[j] ? of_most(row_of<C>(rows, first + j, nullptr), p + begin, g + begin) : decltype(of_most(Row<C>{}, p, g)){};
             const auto of = [&](Vector<C> w, Vector<C> slope) __attribute__((always_inline)) { return pulled(w, slope, center, lost) * scale; };
             for (int64_t i = begin; i < begin + whole; i += lanes) store(of(load(p + i), load(g + i)), out + i);
             const int64_t end = begin + whole;
             if (rest) store(of(load(p + end, rest, C(0)), load(g + end, rest, C(0))), rest, out + end);
+            if (most.k >= 0) put(most.value * double(scale), out[begin + most.k]);
         }
         return true;
     });
@@ -443,14 +544,17 @@ bool are_short(const SoftmaximaBackward* call) {
     return sizeof(T) == sizeof(compute_t<T>) && !call->labels && rows.inner == 1 && rows.n <= SHORT_ROW && rows.outer >= GROUP && ordinary;
 }
 
-template <class T>
+template <Reads reads, class T>
 bool softmax_backward(const SoftmaximaBackward* call, T* type) {
-    const auto general = [=](const SoftmaximaBackward* rows) { return backward<Probability, false>(rows, type, 0.4); };
+    const auto general = [=](const SoftmaximaBackward* rows) { return backward<Probability, reads>(rows, type, 0.4); };
     if (!are_short<T>(call)) return general(call);
     using C = compute_t<T>;
     const auto product = [](Vector<C> p, Vector<C> g) __attribute__((always_inline)) { return p * g; };
     const auto pulled = [](Vector<C> p, Vector<C> g, C center, C lost) __attribute__((always_inline)) { return p * ((g - center) - lost); };
-    return pull_short_rows<C>(call, 0.4, product, pulled, general);
+    const auto most = [](const Row<C>& row, const C* p, const C* g) __attribute__((noinline)) {
+        return MostEntry<Probability, reads>{row, [=](int64_t i) { return double(p[i]); }, [=](int64_t i) { return double(g[i]); }};
+    };
+    return pull_short_rows<C>(call, 0.4, C(HALF_P), product, pulled, most, general);
 }
 
 template <class T>
@@ -463,21 +567,28 @@ bool log_softmax_pull(const SoftmaximaBackward* call, T* type) {
     const auto allowed = [=](Vector<C> log_p, Vector<C> g) __attribute__((always_inline)) { return log_p == nothing ? Vector<C>{} : g; };
     const auto pulled = [=](Vector<C> log_p, Vector<C> g, C total, C)
                             __attribute__((always_inline)) { return allowed(log_p, g) - exp.of(log_p, Vector<C>{}) * total; };
-    return pull_short_rows<C>(call, 1.0, allowed, pulled, general);
+    const auto most = [](const Row<C>& row, const C* log_p, const C* g) __attribute__((noinline)) {
+        return MostOfLog::of(row, [=](int64_t i) { return double(log_p[i]); }, [=](int64_t i) { return double(g[i]); });
+    };
+    return pull_short_rows<C>(call, 1.0, C(LOG_HALF_P), allowed, pulled, most, general);
 }
 
-template <class Weight, bool with_scores = false>
+template <class Weight, Reads reads = Reads::nothing>
 int run(const SoftmaximaBackward* call, double nanoseconds) {
-    return with_dtype(call->rows.dtype, [=](auto type) { return backward<Weight, with_scores>(call, type, nanoseconds); });
+    return with_dtype(call->rows.dtype, [=](auto type) { return backward<Weight, reads>(call, type, nanoseconds); });
 }
 
 }  // namespace
 
 int softmax_backward(const SoftmaximaBackward* call) {
-    return with_dtype(call->rows.dtype, [=](auto type) { return softmax_backward(call, type); });
+    return with_dtype(call->rows.dtype, [=](auto type) { return softmax_backward<Reads::nothing>(call, type); });
 }
 
-int rectified_backward(const SoftmaximaBackward* call) { return run<Probability, true>(call, 0.6); }
+int elastic_backward(const SoftmaximaBackward* call) {
+    return with_dtype(call->rows.dtype, [=](auto type) { return softmax_backward<Reads::sink>(call, type); });
+}
+
+int rectified_backward(const SoftmaximaBackward* call) { return run<Probability, Reads::sign>(call, 0.6); }
 
 int sparsemax_backward(const SoftmaximaBackward* call) { return run<Support>(call, 0.4); }
 
@@ -492,6 +603,7 @@ int log_softmax_backward(const SoftmaximaBackward* call) {
 }  // namespace SOFTMAXIMA_ISA
 
 SOFTMAXIMA_KERNEL(softmax_backward, Backward)
+SOFTMAXIMA_KERNEL(elastic_backward, Backward)
 SOFTMAXIMA_KERNEL(rectified_backward, Backward)
 SOFTMAXIMA_KERNEL(sparsemax_backward, Backward)
 SOFTMAXIMA_KERNEL(entmax15_backward, Backward)

@@ -149,10 +149,8 @@ bool logsumexp_backward(const SoftmaximaBackward* call, T*) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         const double maximum = maxima[row.index], log_sum = log_sums[row.index];
         const double upstream = bounded<double>(double(widen(g[row.index])) / row.tau);
-        if (std::fabs(maximum) == infinity && log_sum == log_sum) {  // several +∞ have equal shares, and −∞ none
-            int64_t shares = 0;
-            for (int64_t i = 0; i < row.n; ++i) shares += row.score(i) == infinity;
-            for (int64_t i = 0; i < row.n; ++i) narrow(row.score(i) == infinity ? upstream / double(shares) : 0.0, row.out[i]);
+        if (std::fabs(maximum) == infinity && log_sum == log_sum) {  // of −∞ alone none has a share, and of +∞ nobody can say which
+            for (int64_t i = 0; i < row.n; ++i) narrow(maximum < 0 ? 0.0 : std::numeric_limits<double>::quiet_NaN(), row.out[i]);
             return true;
         }
         row.anchor_at(maximum);

@@ -637,11 +637,12 @@ struct Softmax {
         emit_exp(load(row, begin, length, scratch), length, part.sum.origin, {part.weight, part.mass == 0 ? 1.0 : part.mass}, to);
     }
 
-    // Of one class, from the conjugate: near 1 it keeps the digits of what it lacks of that.
-    double probability(const Row<T>& row, int64_t c, const Part& part) const {
-        if (part.mass == 0) return 0;
-        if (part.mass != part.mass || part.top == -NOTHING) return std::numeric_limits<double>::quiet_NaN();
-        return std::exp(row.gap_above(c, part.top) - part.conjugate);
+    // Of one class, from the conjugate.
+    Likelihood likelihood(const Row<T>& row, int64_t c, const Part& part) const {
+        constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+        if (part.mass == 0) return {0, 1};
+        if (part.mass != part.mass || part.top == -NOTHING) return {nan, nan};
+        return Likelihood::of_log(row.gap_above(c, part.top) - part.conjugate);
     }
 };
 

@@ -48,8 +48,8 @@ struct Selected {
     bool emit(const Row<T>& row, int64_t, int64_t, const Part& part, Scratch<T>&) const { return emit_given(row, p, part.weight); }
 
     // Of one class, to more digits than p has.
-    double probability(const Row<T>& row, int64_t c, const Part& part) const {
-        return p[c] == 0 ? 0.0 : std::exp(row.gap_above(c, part.top) - part.conjugate);
+    Likelihood likelihood(const Row<T>& row, int64_t c, const Part& part) const {
+        return p[c] == 0 ? Likelihood{0, 1} : Likelihood::of_log(row.gap_above(c, part.top) - part.conjugate);
     }
 };
 
@@ -96,7 +96,7 @@ struct Linear {
 
     bool emit(const Row<T>& row, int64_t, int64_t, const Part& part, Scratch<T>&) const { return emit_given(row, p, part.weight); }
 
-    double probability(const Row<T>&, int64_t c, const Part&) const { return double(p[c]); }
+    Likelihood likelihood(const Row<T>&, int64_t c, const Part&) const { return {double(p[c]), 1 - double(p[c])}; }
 };
 
 }  // namespace

@@ -241,6 +241,26 @@ double own(const Row<T>& row, const Target<T>& target, int64_t c, double factor)
     return x > NOTHING || x != x ? factor * target.u(c) : 0.0;
 }
 
+// weight p − taken, of a p near 1 by what it lacks of that: where its digits are few for C, what all others are, weight p(c) of each.
+template <class C, class Each>
+double less(double weight, Likelihood own, double taken, int64_t label, int64_t n, bool is_known, const Each& each) {
+    if (!(own.p > 0.5)) return weight * own.p - taken;
+    double lack = weight * own.rest;
+    if (!is_known && own.rest < (sizeof(C) < sizeof(double) ? 0x1p-20 : 0.5)) {
+        lack = 0;
+        for (int64_t c = 0; c < n; ++c) lack += c == label ? 0.0 : each(c);
+    }
+    return (weight - taken) - lack;
+}
+
+// What is most of a row of weight · p, or none.
+template <class C>
+int64_t most_of(const C* p, int64_t n, double weight) {
+    for (int64_t c = 0; c < n; c += LOOK)
+        if (const uint64_t found = above(p + c, minimum(LOOK, n - c), C(0.5 * weight))) return c + __builtin_ctzll(found);
+    return -1;
+}
+
 template <class T, class Kernel>
 bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, const T* soft, Scratch<compute_t<T>>& scratch) {
     using C = compute_t<T>;
@@ -260,13 +280,16 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
     part.weight = share.weight;
     if (target.one_hot()) {
         const int64_t c = target.label;
-        const double p = kernel.probability(row, c, part);
+        const Likelihood own = kernel.likelihood(row, c, part);
         if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
-        if (row.score(c) > NOTHING) narrow(share.weight * p - share.factor * target.u(c), row.out[c]);
+        const auto each = [&](int64_t i) { return double(widen(row.out[i])); };
+        if (row.score(c) > NOTHING) narrow(less<C>(share.weight, own, share.factor * target.u(c), c, row.n, is_exponential<Kernel>, each), row.out[c]);
         return true;
     }
     if (sizeof(T) == sizeof(C) && !kernel.emit(row, 0, row.n, part, scratch)) return false;
     C block[BLOCK];
+    int64_t most = -1;
+    double others = 0;  // what is not most of the row
     for (int64_t i = 0; i < row.n; i += BLOCK) {
         const int64_t length = minimum(BLOCK, row.n - i);
         const C* p = block;
@@ -275,6 +298,9 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
         } else {
             kernel.probabilities(row, i, length, part, block, scratch);
         }
+        if (const int64_t found = most_of(p, length, share.weight); found >= 0) most = i + found;
+        if (!is_exponential<Kernel>)
+            for (int64_t c = 0; c < length; ++c) others += i + c == most ? 0.0 : double(p[c]);
         const bool has_label = !soft && target.label >= i && target.label < i + length;
         const double of_label = has_label ? double(p[target.label - i]) : 0.0;
         target.with_u([&](const auto& u) {
@@ -286,6 +312,10 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
             }
         });
         if (has_label) narrow(of_label - own(row, target, target.label, share.factor), row.out[target.label]);
+    }
+    if (most >= 0 && row.score(most) > NOTHING) {
+        const double lack = is_exponential<Kernel> ? share.weight * kernel.likelihood(row, most, part).rest : others;
+        narrow((share.weight - own(row, target, most, share.factor)) - lack, row.out[most]);
     }
     return true;
 }
@@ -324,7 +354,7 @@ bool margin_row_loss(const SoftmaximaLoss* call, const Kernel& kernel, Margin ma
 //   suit(rows)                        whether rows should be worked on so,
 //   prepare(out, step, scratch)       the conjugates, less the largest z,
 //   emit(weight, out, step)           weight · p,
-//   probabilities(distances, p)       p of one score of each row.
+//   likelihoods(distances, p, lack)   p of one score of each row, and what it lacks of 1.
 template <class Group, Kind kind>
 struct alignas(LINE) ExponentialGroup {
     using C = typename Group::C;
@@ -354,8 +384,9 @@ struct alignas(LINE) ExponentialGroup {
 
     void emit(const double* weight, C* out, int64_t step) { group.emit(false, weight, true, out, step); }
 
-    void probabilities(const double* distances, double* p) const {
+    void likelihoods(const double* distances, double* p, double* lack) const {
         for (int64_t j = 0; j < WIDTH; ++j) p[j] = group.mass[j] == group.mass[j] ? distances[j] - conjugate[j] : group.mass[j];
+        for (int64_t j = 0; j < WIDTH; ++j) lack[j] = -expm1(p[j]);
         for (int64_t j = 0; j < WIDTH; ++j) p[j] = exp(p[j]);
     }
 };
@@ -426,7 +457,7 @@ bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
         const int64_t width = group.width();
         const auto at = [=](int64_t c, int64_t j) -> C& { return *Group::at(out, step, c, j); };
         const int64_t* labels = call->labels ? call->labels + index : nullptr;
-        double values[WIDTH], weight[WIDTH] = {}, factor[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH];
+        double values[WIDTH], weight[WIDTH] = {}, factor[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH], lack[WIDTH];
         C scores[WIDTH] = {};
         for (int64_t j = 0; one_hot && j < width; ++j) scores[j] = group.score(labels[j] < 0 ? 0 : labels[j], j);
 #pragma omp simd
@@ -457,19 +488,37 @@ bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
         }
         if (!out) return true;
         kernel.emit(weight, out, step);
-        kernel.probabilities(distance, of_label);
+        kernel.likelihoods(distance, of_label, lack);
+        int64_t most[WIDTH];  // of a target of several classes, and what is not that of the row
+        double others[WIDTH] = {};
+        std::fill_n(most, WIDTH, -1);
         for (int64_t j = 0; j < width; ++j) {
             if (labels && labels[j] < 0) {
                 for (int64_t c = 0; c < rows.n; ++c) at(c, j) = 0;
             } else if (one_hot) {
                 const int64_t c = labels[j];
                 const double u = call->class_weight && !call->fenchel ? call->class_weight[c] : 1.0, slope = margin ? margin(cosine(index + j)).slope : 1.0;
-                if (double(scores[j]) > NOTHING) at(c, j) = C((weight[j] * of_label[j] - factor[j] * u) * slope);
+                const auto each = [&](int64_t i) { return double(at(i, j)); };
+                const double own = less<C>(weight[j], {of_label[j], lack[j]}, factor[j] * u, c, rows.n, is_exponential<Kernel>, each);
+                if (double(scores[j]) > NOTHING) at(c, j) = C(own * slope);
             } else {
                 const Row<T> row = row_at(j);
                 const Target<T> target = target_at(row);
-                for (int64_t c = 0; c < row.n; ++c) at(c, j) = C(double(at(c, j)) - own(row, target, c, factor[j]));
+                for (int64_t c = 0; c < row.n; ++c) {
+                    const double p = double(at(c, j));
+                    (p > 0.5 * weight[j]) ? void(most[j] = c) : void(others[j] += p);
+                    at(c, j) = C(double(at(c, j)) - own(row, target, c, factor[j]));
+                }
             }
+        }
+        if (std::all_of(most, most + WIDTH, [](int64_t c) { return c < 0; })) return true;
+        for (int64_t j = 0; j < width; ++j) distance[j] = most[j] < 0 ? 0.0 : gap(group.score(most[j], j), double(group.top[j]), 1.0);
+        if (is_exponential<Kernel>) kernel.likelihoods(distance, of_label, lack);
+        for (int64_t j = 0; j < width; ++j) {
+            if (most[j] < 0) continue;
+            const Row<T> row = row_at(j);
+            const double lacks = is_exponential<Kernel> ? weight[j] * lack[j] : others[j];
+            if (row.score(most[j]) > NOTHING) at(most[j], j) = C((weight[j] - own(row, target_at(row), most[j], factor[j])) - lacks);
         }
         return true;
     };

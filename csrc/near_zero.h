@@ -21,4 +21,11 @@ namespace SOFTMAXIMA_ISA {
     return log(sum) + (x - (sum - 1)) / sum;
 }
 
+// A probability and what it lacks of 1, which has its own digits.
+struct Likelihood {
+    double p, rest;
+
+    static Likelihood of_log(double log_p) { return {std::exp(log_p), -expm1(log_p)}; }
+};
+
 }  // namespace SOFTMAXIMA_ISA

@@ -2,6 +2,8 @@
 // derivative f'(z) / Σf ⊙ (g − ⟨p, g⟩) / τ. In C; in double for a row where f may overflow or vanish in it; and without a factor that
 // all f of a row share where that is out of range.
 
+#include <algorithm>
+
 #include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
@@ -110,13 +112,14 @@ struct Softplus {
     }
 };
 
-// Scores over a power of 2 about the largest |x|: of those a power of z has only lost a factor, as it loses τ.
-template <class T>
-bool take_out_power(Row<T>& row) {
+// Scores over a power of 2 about the largest that has an f, |x| of a square and x of relu: of those a power of z has only lost a factor,
+// as it loses τ.
+template <class T, class Size>
+bool take_out_power(Row<T>& row, const Size& size) {
     double largest = 0;
     for (int64_t i = 0; i < row.n; ++i) {
-        const double size = std::fabs(row.score(i));
-        largest = row.score(i) != NOTHING && size > largest ? size : largest;
+        const double x = row.score(i);
+        largest = x != NOTHING && size(x) > largest ? size(x) : largest;
     }
     if (largest == 0 || largest == -NOTHING) return false;
     const int exponent = std::ilogb(largest);
@@ -141,7 +144,7 @@ struct Square {
 
     template <class T>
     static bool take_out(Row<T>& row, Scratch<compute_t<T>>&) {
-        return take_out_power(row);
+        return take_out_power(row, [](double x) { return std::fabs(x); });
     }
 };
 
@@ -161,7 +164,7 @@ struct Relu {
 
     template <class T>
     static bool take_out(Row<T>& row, Scratch<compute_t<T>>&) {
-        return take_out_power(row);
+        return take_out_power(row, [](double x) { return x; });
     }
 };
 
@@ -361,15 +364,18 @@ struct Proportional {
         W high[STEP], low[STEP], values[STEP];
         C upstream_buffer[STEP];
         double moved = 0;  // Σ f g
+        int64_t most = -1;
+        const auto read = [&](int64_t i, int64_t length) {
+            W unused = 0;
+            if constexpr (kept) return static_cast<const W*>(row.out + i);
+            evaluate<W, F>(row, i, length, scratch, values, unused);
+            return static_cast<const W*>(values);
+        };
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
-            const W* f = values;
-            W unused = 0;
-            if constexpr (kept) {
-                f = row.out + i;
-            } else {
-                evaluate<W, F>(row, i, length, scratch, values, unused);
-            }
+            const W* f = read(i, length);
+            const W largest = highest(f, length);
+            if (double(largest) > HALF_P * whole) most = i + (std::find(f, f + length, largest) - f);
             const C* upstream = g.read(i, length, upstream_buffer);
             double part = 0;
             if constexpr (any) {
@@ -382,6 +388,13 @@ struct Proportional {
         }
         const double mean = any ? moved : moved / whole, scale = row.scale / whole;
         if (!any && !(std::fabs(mean) < MODERATE_MEAN<double>)) return slopes<W, F, false, true>(row, g, mass, scratch);
+        double others = 0;  // Σ f (g_k − g)/Σf, of the f_k that is most of its row
+        for (int64_t i = 0; most >= 0 && i < row.n; i += STEP) {
+            const int64_t length = minimum(STEP, row.n - i);
+            const W* f = read(i, length);
+            for (int64_t j = 0; j < length; ++j)
+                others += i + j == most ? 0.0 : product(double(f[j]) / whole, (double(g[most]) - double(g[i + j])) * shrink);
+        }
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const Scores<W> z = scores(row, i, length, scratch, high, low);
@@ -394,6 +407,7 @@ struct Proportional {
             } else {
                 for (int64_t j = 0; j < length; ++j) put(double(values[j]) * ((double(upstream[j]) - mean) * scale), to[j]);
             }
+            if (most >= i && most < i + length) put_any(product(double(values[most - i]) / whole, others) * row.scale / shrink, row.out[most]);
         }
     }
 

@@ -429,6 +429,31 @@ inline void put_any(double product, T& to) {
     std::isinf(product) ? narrow(product, to) : put(product, to);
 }
 
+constexpr double HALF_P = 0.5;  // a p above this is most of its row
+
+// Where a p_k is that: k, and Σ w (g_k − g) over the row, which g_k Σ w − Σ w g has not the digits of.
+struct Most {
+    int64_t k = -1;
+    double moved = 0, total = 0;  // that, and Σ w
+
+    // p(i), w(i) and g(i) in double.
+    template <class P, class W, class G>
+    static Most of(int64_t n, const P& p, const W& w, const G& g) {
+        Most most;
+        for (int64_t i = 0; i < n; ++i)
+            if (p(i) > HALF_P) most.k = i;
+        if (most.k < 0) return most;
+        const double upstream = g(most.k);
+        most.total = w(most.k);
+        for (int64_t i = 0; i < n; ++i) {
+            const double weight = i == most.k ? 0.0 : w(i);
+            most.total += weight;
+            most.moved += weight == 0 ? 0.0 : weight * (upstream - g(i));
+        }
+        return most;
+    }
+};
+
 // g [outer, n, inner] where it is that.
 template <class T>
 const T* dense_upstream(const SoftmaximaBackward* call) {

@@ -280,6 +280,7 @@ struct Taylor {
             return wide().sum(row, 0, row.n, again, scratch) && wide().slope_of_any(row, again, p, g, scratch);
         }
         const Quotient<C, W> ratio(1, part.mass == 0 ? 1.0 : part.mass);
+        const Most most = most_of(row, p, g, 1);
         const W center = W(mean), lost = W(mean - double(center));
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
@@ -289,8 +290,14 @@ struct Taylor {
             with_scale<W>(row.scale, [&](auto scale) {
                 for (int64_t j = 0; j < length; ++j) put(ratio(values[j]) * ((W(upstream[j]) - center) - lost) * scale, to[j]);
             });
+            if (most.k >= i && most.k < i + length) put(double(ratio(values[most.k - i])) * most.moved * row.scale, row.out[most.k]);
         }
         return true;
+    }
+
+    static Most most_of(const Row<T>& row, const T* p, const Upstream<T>& g, double shrink) {
+        const auto share = [=](int64_t i) { return double(widen(p[i])); };
+        return Most::of(row.n, share, share, [&](int64_t i) { return double(g[i]) * shrink; });
     }
 
     // The same in double of any g: where p or s is 0 it is not read.
@@ -304,12 +311,13 @@ struct Taylor {
         Function f;
         if (!polynomial(row, part, scratch, f)) return false;
         const Quotient<C, W> ratio(1, part.mass == 0 ? 1.0 : part.mass);
+        const Most most = most_of(row, p, g, shrink);
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             f.derivative()(row.raw(i, length, scratch.high), length, values);
             for (int64_t j = 0; j < length; ++j) {
-                const double s = ratio(values[j]);
-                put_any(s == 0 ? 0.0 : s * (double(g[i + j]) * shrink - mean) * row.scale / shrink, row.out[i + j]);
+                const double s = ratio(values[j]), gap = i + j == most.k ? most.moved : double(g[i + j]) * shrink - mean;
+                put_any(s == 0 ? 0.0 : s * gap * row.scale / shrink, row.out[i + j]);
             }
         }
         return true;

@@ -711,10 +711,11 @@ struct ThresholdMap {
     }
 
     // Of one class.
-    double probability(const Row<T>& row, int64_t c, const Part& part) const {
+    Likelihood likelihood(const Row<T>& row, int64_t c, const Part& part) const {
         double p[PADDING] = {row.gap_above(c, part.top)};
         Family(row.theta).probabilities(p, PADDING, part.threshold);
-        return part.nan ? std::numeric_limits<double>::quiet_NaN() : p[0];
+        const double own = part.nan ? std::numeric_limits<double>::quiet_NaN() : p[0];
+        return {own, 1 - own};
     }
 
    private:

@@ -205,8 +205,9 @@ struct alignas(LINE) ThresholdColumns {
     }
 
     // p of a score in each row, from its distance to the largest z.
-    void probabilities(const double* distances, double* p) const {
+    void likelihoods(const double* distances, double* p, double* lack) const {
         for (int64_t j = 0; j < WIDTH; ++j) p[j] = Family::share(distances[j], edge[j], rest[j]) + nan_[j];
+        for (int64_t j = 0; j < WIDTH; ++j) lack[j] = 1 - p[j];
     }
 
    private:

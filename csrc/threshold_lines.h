@@ -154,11 +154,12 @@ struct alignas(LINE) ThresholdLines {
     }
 
     // p of a score in each row, from its distance to the largest z.
-    void probabilities(const double* distances, double* p) const {
+    void likelihoods(const double* distances, double* p, double* lack) const {
         for (int64_t j = 0; j < WIDTH; ++j) {
             double own[PADDING] = {distances[j]};
             if (j < lines.width() && kept_[j] > 0) Family(lines.theta[j]).probabilities(own, PADDING, threshold_[j]);
             p[j] = j < lines.width() ? (kept_[j] > 0 ? own[0] : nan_[j]) : 0.0;
+            lack[j] = 1 - p[j];
         }
     }
 

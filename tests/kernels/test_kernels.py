@@ -22,7 +22,6 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import DTYPES, TOLERANCE, Case, LossCase, cases, normal
-from softmaxima.core.jacobian import jacobian_of
 from softmaxima.kernels import devices, interface, native
 from softmaxima.lse._weighted import weighted_sum
 from softmaxima.maps import REGISTRY
@@ -807,7 +806,7 @@ def test_backward_kernel_on_random_calls(name: str):
             wide = REGISTRY[name].forward(z, **params)
         if name == "normmax" and draw.dtype.itemsize == 2:  # whose kernel finds it again, in float
             wide = REGISTRY[name].forward(z, **params).masked_fill(wide == 0, 0.0)
-        local = jacobian_of(REGISTRY[name].sensitivity(wide, z, **params))
+        local = REGISTRY[name].jacobian_of(REGISTRY[name].sensitivity(wide, z, **params))
         expected = local.pull(upstream) / tau
         # What rounding in the compute dtype can do: 2⁵ additions in a row, and a power of p with an exponent of up to 70.
         eps = torch.finfo(torch.float64 if draw.dtype == torch.float64 else torch.float32).eps

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import TOLERANCE, cases, normal
-from softmaxima.core.jacobian import jacobian_of
 from softmaxima.core.temperature import tempered
 from softmaxima.losses._classification import _InPlace
 from softmaxima.maps import REGISTRY
@@ -86,7 +85,7 @@ def test_maps_and_their_gradients_at_every_boundary(name: str, params: dict[str,
         theta = map.kernel.theta(*params.values())  # type: ignore[union-attr]
         gradient = library.backward(map.kernel, p, g, x if map.uses_scores else None, tau, mask, theta)  # type: ignore[arg-type]
         z = tempered(x.double(), tau, mask)
-        vjp = jacobian_of(map.sensitivity(p.double(), z if map.uses_scores else None, **params)).pull(g.double()) / tau
+        vjp = map.jacobian_of(map.sensitivity(p.double(), z if map.uses_scores else None, **params)).pull(g.double()) / tau
         torch.testing.assert_close(gradient.double(), vjp, atol=2e-5, rtol=1e-5, equal_nan=True)
 
 

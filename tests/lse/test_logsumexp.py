@@ -65,7 +65,7 @@ def test_infinities_and_nothing(dtype: torch.dtype):
     value = sm.logsumexp(x)
     torch.testing.assert_close(value, torch.tensor([-INF, INF, INF, math.nan, 0.0], dtype=dtype), equal_nan=True)
     (gradient,) = torch.autograd.grad(value.sum(), x)
-    expected = torch.tensor([[0, 0], [1, 0], [0.5, 0.5], [math.nan, math.nan], [1, 0]], dtype=dtype)
+    expected = torch.tensor([[0, 0], *[[math.nan, math.nan]] * 3, [1, 0]], dtype=dtype)
     torch.testing.assert_close(gradient, expected, equal_nan=True)
     assert float(sm.logsumexp(torch.zeros(0, dtype=dtype))) == -INF
     assert sm.logsumexp(torch.zeros(3, 0, dtype=dtype)).tolist() == [-INF] * 3

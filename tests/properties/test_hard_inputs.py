@@ -53,11 +53,56 @@ def test_masked_nan_is_not_seen(case: Case):
     assert not any(bool(values.isnan().any()) for values in (out, *first, *second))
 
 
+INFINITE = ((0.0, INF, 1.0), (0.0, 1.0, 2.0), (INF, 1.0, INF))
+
+
 def test_plus_infinity_gives_nan_as_torch_does(case: Case, dtype: torch.dtype):
-    x = torch.tensor([[0.0, INF, 1.0], [0.0, 1.0, 2.0]], dtype=dtype)
+    x = torch.tensor(INFINITE, dtype=dtype, requires_grad=True)
     out = case(x)
-    assert bool(out[0].isnan().any())
-    assert bool(out[1].isfinite().all())
+    (gradient,) = torch.autograd.grad(out[:, 0].sum(), x)
+    for values in (out, gradient):
+        assert bool(values[[0, 2]].isnan().any(-1).all())
+        assert bool(values[1].isfinite().all())
+
+
+SUMS = {
+    "logsumexp": sm.logsumexp,
+    "with a temperature": lambda x: sm.logsumexp(x, temperature=torch.tensor(2.0, dtype=torch.float64)),
+    "of columns": lambda x: sm.logsumexp(x.mT.contiguous(), 0),
+    "weighted": lambda x: sm.logsumexp(x, weights=torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype)),
+    "compensated": lambda x: sm.logsumexp(x, precision="compensated"),
+    "composed": lambda x: torch.func.vmap(sm.logsumexp)(x),
+    "log_mean_exp": sm.log_mean_exp,
+    "logcumsumexp": lambda x: sm.logcumsumexp(x)[..., -1],
+    "logaddexp": lambda x: sm.logaddexp(sm.logaddexp(x[:, 0], x[:, 1]), x[:, 2]),
+    "adaptive": lambda x: sm.adaptive_logsumexp(x, around=1.0),
+    "multimodal": lambda x: sm.multimodal_logsumexp([x[:, :1], x[:, 1:]]),
+    "matrix": lambda x: sm.matrix_logsumexp(torch.diag_embed(x)),
+    "segments": lambda x: sm.segment_logsumexp(x.flatten(), torch.arange(9) // 3),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_infinite_beside_plus_infinity_and_its_gradient_is_that_of_the_map(name: str, dtype: torch.dtype):
+    x = torch.tensor(INFINITE, dtype=dtype, requires_grad=True)
+    value = SUMS[name](x)
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    assert value[[0, 2]].tolist() == [INF, INF]
+    assert bool(gradient.isnan()[x == INF].all())
+    assert bool(value[1].isfinite() & gradient[1].isfinite().all())
+
+
+def test_a_loss_beside_plus_infinity_is_no_number_and_nor_is_its_gradient(loss: LossCase, dtype: torch.dtype):
+    """It is +∞ where the target is finite and the loss a sum less its score, else NaN."""
+    if loss.loss.on_cosines:
+        return
+    x = torch.tensor(INFINITE, dtype=dtype, requires_grad=True)
+    for target in (torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0]), torch.softmax(normal(3, 3), -1).to(dtype)):
+        value = loss(x, target, reduction="none")
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+        assert not bool(value[[0, 2]].isfinite().any())
+        assert bool(gradient[[0, 2]].isnan().any(-1).all())
+        assert bool(value[1].isfinite() & gradient[1].isfinite().all())
 
 
 @pytest.mark.parametrize("offset", [1e4, -1e4])

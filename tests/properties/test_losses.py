@@ -52,6 +52,29 @@ def test_a_temperature_divides_the_scores_and_may_learn(loss: LossCase, dtype: t
             torch.testing.assert_close(gradient.double(), moved / number if gradient.ndim else moved.sum(), **close)
 
 
+@pytest.mark.parametrize("kind", ["labels", "soft"])
+@pytest.mark.parametrize("n", [5, 40, 700])
+def test_slope_of_a_probability_near_1_has_its_digits(loss: LossCase, dtype: torch.dtype, n: int, kind: str):
+    """It is what the others add up to: a constant added to the scores changes no loss."""
+    map = REGISTRY.get(loss.loss.map or "")
+    if map is None or not map.properties.shift_invariant or loss.loss.on_cosines or "noise" in loss.options:
+        return
+    if dtype == torch.float16:  # which has not the range of what is left
+        return
+    for spread in (20.0, 80.0) if dtype != torch.float64 else (20.0, 40.0, 700.0):
+        x = normal(20, n, seed=n, scale=0.25).bfloat16().to(dtype)
+        y = 7 * torch.arange(20) % n
+        x.scatter_(1, y.unsqueeze(-1), spread).requires_grad_()
+        target = y if kind == "labels" else F.one_hot(y, n).to(dtype)
+        value = loss(x, target, reduction="sum") * 2**13
+        for options in ({}, {"create_graph": True}) if loss.loss.is_of_log else ({},):
+            v = torch.autograd.grad(value, x, retain_graph=True, **options)[0].detach().double()
+            others = v.scatter(1, y.unsqueeze(-1), 0.0).abs().sum(-1)
+            assert bool((v.sum(-1).abs() <= 64 * torch.finfo(dtype).eps * others + torch.finfo(dtype).smallest_normal).all()), (
+                options
+            )
+
+
 @pytest.mark.parametrize(("function", "what"), [(sm.am_softmax_loss, "temperature"), (sm.cosface, "scale"), (sm.arcface, "scale")])
 def test_the_scale_of_cosines_may_learn(function, what: str):
     x, y = 0.9 * torch.tanh(normal(2, 4, 3)), labels((2, 3), 4)

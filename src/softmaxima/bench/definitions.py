@@ -16,7 +16,6 @@ from torch import Tensor
 
 from softmaxima.bench.subjects import IGNORED, Computed, Problem, Shape, Subject
 from softmaxima.bench.sums import Sum
-from softmaxima.core.jacobian import jacobian_of
 from softmaxima.lse.bounds.intervals import Interval
 from softmaxima.maps import Map
 
@@ -97,7 +96,7 @@ def _expect_map(map: Map, pick: Callable, z: Tensor, g: Tensor, tau: Any, params
     nothing = -math.inf if map.properties.logarithmic else 0.0
     empty = (z == -math.inf).all(-1, keepdim=True)
     p = map.reference(z.masked_fill(empty, 0.0), **params).masked_fill(empty, nothing)
-    local = jacobian_of(map.sensitivity(p, z if map.uses_scores else None, **params))
+    local = map.jacobian_of(map.sensitivity(p, z if map.uses_scores else None, **params))
     pulled = (local.q * g).sum(-1, keepdim=True)
     size = _without_infinities(p).abs().clamp_min(1.0) if map.properties.logarithmic else _largest(p)
     # The two terms of the gradient may cancel, so what they are before that is the size of its error.
@@ -115,7 +114,7 @@ def _decided(map: Map, z: Tensor, p: Tensor, s: Tensor, params: Mapping[str, Any
     for factor in (-NUDGE, NUDGE):
         near = z + factor * noise
         q = map.reference(near, **params)
-        t = jacobian_of(map.sensitivity(q, near if map.uses_scores else None, **params)).s
+        t = map.jacobian_of(map.sensitivity(q, near if map.uses_scores else None, **params)).s
         values &= (_without_infinities(q) - _without_infinities(p)).abs() <= STEEP * _without_infinities(p).abs()
         apart = (t - s).abs()
         slopes &= (apart <= STEEP * _largest(s)) & (apart.sum(-1, keepdim=True) <= STEEP * s.abs().sum(-1, keepdim=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from softmaxima.core.differentiable import batch_first, forward_mode, primal
 from softmaxima.core.jacobian import narrowed, of_rows
 from softmaxima.core.recorded import gradients, recall, record, save
-from softmaxima.core.rowwise import centred, compute, jacobian
+from softmaxima.core.rowwise import centred, compute, is_rounded_away, jacobian, keeps_scores
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import is_recorded, may_differentiate, outside_compilers, transforming
 from softmaxima.kernels import native
@@ -30,6 +30,11 @@ def apply(map: Map, *arguments: Any) -> Tensor:
     return _MapFunction.forward(map, *arguments)
 
 
+def evaluate(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]) -> Tensor:
+    """p, differentiable."""
+    return apply(map, x, tau, where, *params)
+
+
 class _MapFunction(torch.autograd.Function):
     """p = map(x/τ) along the last axis, with every derivative from the sensitivity."""
 
@@ -42,6 +47,7 @@ class _MapFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         save(ctx, inputs, output)
+        ctx.evaluate = evaluate
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -72,19 +78,19 @@ class _PlainMapFunction(torch.autograd.Function):
         output = native.CALLS.forward(map.kernel.addresses.forward, x, dim, tau, where, theta)
         if output is not None:
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*((output, x, where) if map.uses_scores else (output, None, None)))
+            ctx.save_for_backward(*((output, x, where) if keeps_scores(map, x.dtype) else (output, None, None)))
         return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         g, saved = grad_outputs[0], ctx.saved_tensors
         map, _, tau, _, numbers, theta = ctx.plan
-        if g is not None and not is_dynamo_compiling() and not torch.is_grad_enabled():
-            p, x, mask = saved
+        p, x, mask = saved
+        if not (g is None or is_rounded_away(p.dtype) or is_dynamo_compiling() or torch.is_grad_enabled()):
             v = native.CALLS.backward(map.kernel.addresses.backward, p, g, x, tau, mask, theta)
             if v is not None:
                 return v, None
-        ctx.map, ctx.numbers, ctx.dtype = map, (tau, *numbers), saved[0].dtype
+        ctx.map, ctx.numbers, ctx.dtype, ctx.evaluate = map, (tau, *numbers), p.dtype, evaluate
         whole = (*saved, *[None] * len(ctx.numbers))
         return gradients(ctx, whole, g, False, [False] * len(numbers))[0], None
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import Array, DType, check_value
 from softmaxima.core.blocks import Blocks
 from softmaxima.core.evaluation import evaluate
-from softmaxima.core.jacobian import Jacobian
+from softmaxima.core.jacobian import Jacobian, jacobian_of
 from softmaxima.core.numbers import check_int, check_number, nearest
 from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.recorded import remember
@@ -183,6 +183,10 @@ class Map:
     ) -> Array:
         """Evaluate the map of `x / temperature` along `dim`, over the scores that `where` allows, in `dtype` if that is given."""
         return evaluate(self, x, dim, temperature, where, params, dtype)
+
+    def jacobian_of(self, sensitivity: tuple[Tensor, ...] | Jacobian) -> Jacobian:
+        """∂p/∂z of what `sensitivity` states."""
+        return jacobian_of(sensitivity, whole=self.properties.mass != "at most one")
 
     @property
     def function(self) -> Callable[..., Any] | None:

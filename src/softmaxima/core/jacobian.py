@@ -4,9 +4,10 @@ Most maps state vectors (s, q) or (s, q, r), r = s:    J = diag(s) − q rᵀ
 
     pull(g) = Jᵀg = s ⊙ g − r ⟨q, g⟩        push(t) = J t = s ⊙ t − q ⟨r, t⟩
 
-Where probabilities are small s may be huge, and s ⊙ g − r ⟨q, g⟩ is then a small difference of huge numbers. A map whose rows and
-columns add up to 0 states another form, which loses no digits: `Balanced` for q = s/Σs, `Centred` for any other q. A map that makes
-scores equal states `Clustered`.
+Where one share, q_k or r_k, is nearly 1, the terms of its own entry cancel: that is taken by the other shares. Where probabilities
+are small s may be huge, and s ⊙ g − r ⟨q, g⟩ is then a small difference of huge numbers. A map whose rows and columns add up to 0
+states another form, which loses no digits: `Balanced` for q = s/Σs, `Centred` for any other q. A map that makes scores equal states
+`Clustered`.
 
 Where an entry of J is exactly 0, what it adds is 0, whatever g is: at a score without probability, g may be infinite or NaN, as the
 slope −log p − 1 of an entropy is. The kernels keep to that as well.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class Form(ABC):
 
     def matrix(self, tau: float | Tensor) -> Tensor:
         """J/τ [..., n, n], whose rows are Jᵀe."""
-        of_rows = {name: v.unsqueeze(-2) for name, v in vars(self).items()}
+        of_rows = {name: v.unsqueeze(-2) if isinstance(v, Tensor) else v for name, v in vars(self).items()}
         like = next(iter(of_rows.values()))
         n = like.shape[-1]
         units = torch.eye(n, dtype=like.dtype, device=like.device).expand(*like.shape[:-2], n, n)
@@ -63,26 +64,53 @@ class Form(ABC):
 
 @dataclass(frozen=True)
 class DiagonalAndProduct(Form):
-    """J = diag(s) − q rᵀ."""
+    """J = diag(s) − q rᵀ, of shares c = q r/s: q where r = s, r where q = s.
+
+    Of a share c_k > ½ the terms of the own entry cancel. With what all other shares add up to, they do not:
+
+        (Jᵀg)_k = s_k (1 − c_k) g_k − r_k Σ_{j≠k} q_j g_j,    1 − c_k = Σ_{j≠k} c_j + missing
+
+    `missing` is what all shares lack of 1, the share of a sink; `lack` is 1 − c where that is known otherwise.
+    """
 
     s: Tensor
     q: Tensor
     r: Tensor
+    missing: Tensor | float = 0.0
+    lack: Tensor | None = None
 
     def sums(self, g: Tensor) -> tuple[Tensor, ...]:
-        """⟨q, g⟩."""
-        return (product(self.q, g).sum(-1, keepdim=True),)
+        """(⟨q, g⟩, the same without k, Σ_{j≠k} c_j)."""
+        return self._sums(self.q, g)
 
     @staticmethod
     def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (a[0] + b[0],)
+        return tuple(v + w for v, w in zip(a, b, strict=True))
 
     def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
-        (moved,) = sums or self.sums(g)
-        return product(self.s, g) - product(self.r, moved)
+        return self._less(g, self.r, sums or self.sums(g))
 
     def push(self, t: Tensor) -> Tensor:
-        return product(self.s, t) - product(self.q, product(self.r, t).sum(-1, keepdim=True))
+        return self._less(t, self.q, self._sums(self.r, t))
+
+    def shares(self) -> Tensor:
+        if self.r is self.s:
+            return self.q
+        nothing = self.s == 0
+        return torch.where(nothing, 0.0, self.q * (self.r / self.s.masked_fill(nothing, 1.0)))
+
+    def _sums(self, weights: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        shares, products = self.shares(), product(weights, g)
+        most = shares > 0.5
+        of = (products, products.masked_fill(most, 0.0), shares.masked_fill(most, 0.0))
+        return tuple(v.sum(-1, keepdim=True) for v in of)
+
+    def _less(self, g: Tensor, moves: Tensor, sums: tuple[Tensor, ...]) -> Tensor:
+        whole, others, rest = sums
+        shares = self.shares()
+        rest = rest + self.missing if self.lack is None else self.lack
+        of_most = product(self.s * rest, g) - product(moves, others)
+        return torch.where(shares > 0.5, of_most, product(self.s, g) - product(moves, whole))
 
 
 @dataclass(frozen=True)
@@ -260,12 +288,13 @@ def _anchor(level: Tensor) -> Tensor:
 Jacobian = DiagonalAndProduct | Centred | Balanced | Clustered
 
 
-def jacobian_of(sensitivity: tuple[Tensor, ...] | Jacobian) -> Jacobian:
-    """What a map states, as a Jacobian."""
+def jacobian_of(sensitivity: tuple[Tensor, ...] | Jacobian, whole: bool = True) -> Jacobian:
+    """What a map states, as a Jacobian; `whole` tells whether the shares of a tuple add up to 1."""
     if not isinstance(sensitivity, tuple):
         return sensitivity
     s, q, *r = sensitivity
-    return DiagonalAndProduct(s, q, r[0] if r else s)
+    form = DiagonalAndProduct(s, q, r[0] if r else s)
+    return form if whole else replace(form, lack=1 - form.shares())
 
 
 def product(entries: Tensor, g: Tensor) -> Tensor:

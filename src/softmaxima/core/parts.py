@@ -28,7 +28,7 @@ from softmaxima.core import monoid
 from softmaxima.core.arguments import Array, as_map_scores, as_scores, check_per_row, check_value, check_where, like_input
 from softmaxima.core.blocks import Blocks, Part, State, packed, unpacked
 from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.jacobian import Jacobian, jacobian_of, narrowed, product
+from softmaxima.core.jacobian import Jacobian, narrowed, product
 from softmaxima.core.numbers import TEMPERATURE, check_int
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, without_mask
@@ -227,7 +227,7 @@ class InParts:
         return replace(part, x=(part.x if where is None else part.x.gather(-1, where)).double()), where
 
     def _jacobian(self, part: Part, state: State) -> Jacobian:
-        return jacobian_of(self._derivative(part, state, self.map.sensitivity))
+        return self.map.jacobian_of(self._derivative(part, state, self.map.sensitivity))
 
     def _derivative(self, part: Part, state: State, of: Any) -> Any:
         return self.blocks.derivative(part, state, self.blocks.finish(part, state, **self.params), of, **self.params)
@@ -236,7 +236,7 @@ class InParts:
     def _form(self) -> type[Jacobian]:
         device = next((value.device for value in self.params.values() if isinstance(value, Tensor)), "cpu")
         one = torch.ones((1, 1), dtype=torch.float64, device=device)
-        return type(jacobian_of(self.map.sensitivity(one, one, **self.params)))
+        return type(self.map.jacobian_of(self.map.sensitivity(one, one, **self.params)))
 
 
 @public

@@ -17,9 +17,20 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.differentiable import batch_first
+from softmaxima.core.differentiable import batch_first, differentiable
 from softmaxima.core.jacobian import narrowed, of_rows, product
-from softmaxima.core.rowwise import arguments_of, centred, compose, compute, jacobian, named, pull
+from softmaxima.core.rowwise import (
+    arguments_of,
+    centred,
+    compose,
+    compute,
+    is_rounded_away,
+    jacobian,
+    keeps_scores,
+    named,
+    pull,
+    read,
+)
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, operation
 from softmaxima.kernels.operations import join, lying_like, new_like
@@ -135,7 +146,7 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep what `gradients` needs, of the inputs (map, x, τ, mask, parameters…)."""
     map, x, tau, where, *params = inputs
     learns = isinstance(tau, Tensor) or any(isinstance(v, Tensor) for v in params)
-    keep = (output, x, where) if map.uses_scores or learns else (output, None, None)
+    keep = (output, x, where) if keeps_scores(map, x.dtype) or learns else (output, None, None)
     ctx.map = map
     ctx.numbers = tuple(None if isinstance(v, Tensor) else v for v in (tau, *params))
     ctx.dtype = x.dtype
@@ -149,8 +160,43 @@ def recall(ctx: Any, saved: Sequence[Tensor | None]) -> tuple[Tensor, Any, float
     dtype = COMPUTE_DTYPE[ctx.dtype]
     tau, *values = (n if t is None else t.double() for t, n in zip(tensors, ctx.numbers, strict=True))
     values = [v.to(dtype) if isinstance(v, Tensor) else v for v in values]
-    z = None if x is None else arguments_of(ctx.map, x, tau, where)
-    return p.to(dtype), z, tau, named(ctx.map, values)  # type: ignore[union-attr]
+    if x is None:
+        return p.to(dtype), None, tau, named(ctx.map, values)  # type: ignore[union-attr]
+    if is_rounded_away(ctx.dtype):
+        x = _widened(x)
+        p = ctx.evaluate(ctx.map, x, tau, where, values)
+    return p.to(dtype), arguments_of(ctx.map, x, tau, where), tau, named(ctx.map, values)  # type: ignore[union-attr]
+
+
+class _Widened(torch.autograd.Function):
+    """float16 as float32, whose gradient is the largest number of float16 where only that makes it infinite."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.float()
+
+    @staticmethod
+    def fake(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape, dtype=torch.float32)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return narrowed(grad_outputs[0], torch.float16)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tangents[0].float()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _widened(*batch_first(in_dims, args)), 0
+
+
+_widened = differentiable("widened", _Widened)
 
 
 def gradients(
@@ -167,11 +213,12 @@ def gradients(
         p, x, where, *tensors = saved
         tau, *params = (n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True))
         coded = encode(map, tau, params) if is_recorded(g) else None
-        x = x if map.uses_scores else None
+        x = x if keeps_scores(map, ctx.dtype) else None
         pulled = pull(map, p, g, x, tau, where, params) if coded is None else _recorded_pull(map.key, p, g, x, where, *coded)
         return [pulled, *[None] * (1 + len(params))]
+    wide = read(map, saved[0], g) if is_rounded_away(ctx.dtype) else g
     p, z, tau, values = recall(ctx, saved)
-    v = over(of_rows(jacobian(map, p, z, values).pull, g.to(p.dtype)), tau)
+    v = over(of_rows(jacobian(map, p, z, values).pull, wide.to(p.dtype)), tau)
     grads: list[Tensor | None] = [narrowed(v, ctx.dtype)]
     grads.append(_to_shape(-centred(map, z) * v, tau) if isinstance(tau, Tensor) and tau_needs else None)
     for parameter, needs in zip(map.params, params_need, strict=True):
@@ -193,6 +240,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     map = find_keyed(key)
     tau, *params = decode(map, tensors, numbers)
     save(ctx, (map, x, tau, where, *params), output)
+    ctx.evaluate = record
 
 
 def _backward(ctx: Any, g: Tensor | None) -> Any:

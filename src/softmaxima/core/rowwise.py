@@ -5,13 +5,15 @@ J, of ∂p/∂z for z = x/τ, is the map's `sensitivity`; ∂⟨g, p⟩/∂x = J
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.jacobian import DiagonalAndProduct, Jacobian, jacobian_of, narrowed, of_rows
+from softmaxima.core.jacobian import DiagonalAndProduct, Jacobian, narrowed, of_rows
 from softmaxima.core.routing import has_kernel, kernels
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.temperature import anchored, is_one, over, tempered
@@ -41,7 +43,12 @@ def compose(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, para
 def pull(
     map: Map, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]
 ) -> Tensor:
-    """∂⟨g, p⟩/∂x, not to be differentiated itself; x where it depends on it."""
+    """∂⟨g, p⟩/∂x, not to be differentiated itself; x where `keeps_scores` says so."""
+    if x is not None and is_rounded_away(p.dtype):
+        wide = x.to(COMPUTE_DTYPE[p.dtype])
+        scores = wide if map.uses_scores else None
+        v = pull(map, compute(map, wide, tau, where, params), read(map, p, g), scores, tau, where, params)
+        return narrowed(v, p.dtype)
     if p.numel() > 0 and has_kernel(map.kernel, p, g) and (theta := map.kernel.theta(*params)) is not None:
         return kernels(p).backward(map.kernel, p, g, x, tau, where, theta)
     dtype = COMPUTE_DTYPE[p.dtype]
@@ -49,6 +56,22 @@ def pull(
     z = None if x is None else arguments_of(map, x, tau, where)
     v = of_rows(jacobian(map, p.to(dtype), z, named(map, values)).pull, g.to(dtype))
     return narrowed(over(v, tau), p.dtype)
+
+
+def is_rounded_away(dtype: torch.dtype) -> bool:
+    """Whether p, or log p, is beyond the range of a dtype where its derivative need not be, which is then that of p in float32."""
+    return dtype == torch.float16
+
+
+def read(map: Map, p: Tensor, g: Tensor) -> Tensor:
+    """g in the compute dtype; 0 where p was rounded to 0, and g is the slope there of something else, as −log p is."""
+    nothing = p == (-math.inf if map.properties.logarithmic else 0.0)
+    return g.masked_fill(nothing & ~g.isfinite(), 0.0).to(COMPUTE_DTYPE[p.dtype])
+
+
+def keeps_scores(map: Map, dtype: torch.dtype) -> bool:
+    """Whether the derivative of a map is one of its scores too."""
+    return map.uses_scores or is_rounded_away(dtype)
 
 
 def arguments_of(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
@@ -64,7 +87,7 @@ def named(map: Map, values: Sequence[Any]) -> dict[str, Any]:
 def jacobian(map: Map, p: Tensor, z: Tensor | None, params: dict[str, Any]) -> Jacobian:
     if p.shape[-1] == 0:
         return DiagonalAndProduct(p, p, p)
-    return jacobian_of(map.sensitivity(p, z, **params))
+    return map.jacobian_of(map.sensitivity(p, z, **params))
 
 
 def centred(map: Map, z: Tensor) -> Tensor:

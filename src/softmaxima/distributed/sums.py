@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,8 +51,8 @@ def logsumexp(
         RanksError on every rank: where rows or dtypes differ among them, one has refused its arguments, has NaN, or does not
         answer within the group's timeout. There is no second derivative.
 
-    Cost: one all-gather of 3 numbers a row, in float64. The gradient softmax(x/τ)/τ needs none, or one by a temperature, and one
-    where a sum is +∞, which is shared among the scores that are; on a GPU it is NaN there.
+    Cost: one all-gather of 3 numbers a row, in float64. The gradient softmax(x/τ)/τ needs none, or one by a temperature; where a
+    sum is +∞ it is NaN.
     """
     ranks = ranks_of(NAME, group)
     with ranks.telling(NAME):
@@ -82,7 +81,6 @@ class _Sum(torch.autograd.Function):
         with shared.ranks.working(shared.name):
             state, _ = shared.state()
         ctx.share, ctx.ranks = share, shared.ranks
-        ctx.infinite = state[0].is_cpu and bool((state[0] == math.inf).any())  # on a GPU to look would wait
         ctx.kept, ctx.name = Kept(shared.mask), shared.name
         save(ctx, state, x, tau)
         return monoid.LogSum(*state).value(shared.rows.tau).to(x.dtype)
@@ -92,25 +90,16 @@ class _Sum(torch.autograd.Function):
         (g,) = upstream
         once(ctx.name, "gather the scores, and take the sum of whole rows")
         learns = ctx.needs_input_grad[2]
-        with ctx.ranks.working(ctx.name) if ctx.infinite or learns else contextlib.nullcontext():  # for no message nobody waits
+        with ctx.ranks.working(ctx.name) if learns else contextlib.nullcontext():  # for no message nobody waits
             ctx.kept.check(ctx.name)
             state, x, tau = saved(ctx)
             shared = ctx.share(x, tau)
             of_tau = None
-            shares = _of_infinities(shared) if ctx.infinite else None
-            if shared.own.has_shares and shares is None and not learns:
+            if shared.own.has_shares and not learns:
                 return None, shared.own.slope(state, g), None
             p = shared.rows.wide(shared.own.part, state)
-            p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
             v = over(p * g.double(), shared.rows.tau)
             if learns:
                 (total,) = shared.total([-(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)])
                 of_tau = total.sum_to_size(tau.shape).to(tau.dtype)
             return None, narrowed(v, x.dtype), of_tau
-
-
-def _of_infinities(shared: Shared) -> Tensor:
-    """What each +∞ has of those of its row, on all ranks."""
-    infinite = (shared.own.part.x == math.inf).double()
-    (count,) = shared.total([infinite.sum(-1, keepdim=True)])
-    return infinite / count.clamp_min(1.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.routing import is_native
-from softmaxima.core.rowwise import compute, pull
+from softmaxima.core.rowwise import compute, keeps_scores, pull
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.class_parts import add_part
 from softmaxima.heads.products import LayerGradients, layer_of, wanted
@@ -190,7 +190,7 @@ def _gradient_of_entropy(part: Request, slope: Tensor) -> Tensor:
     x, values = part.batch.rows, list(class_params(part.batch, map, params).values())
     p = compute(map, x, 1.0, None, values)
     of_p = torch.where(p > 0, -(p.log() + 1), 0.0) * slope.to(p.dtype)
-    return pull(map, p, of_p, x if map.uses_scores else None, 1.0, None, values)
+    return pull(map, p, of_p, x if keeps_scores(map, x.dtype) else None, 1.0, None, values)
 
 
 def _gradient_of_log_prob(part: Request, slope: Tensor) -> Tensor:
@@ -199,13 +199,17 @@ def _gradient_of_log_prob(part: Request, slope: Tensor) -> Tensor:
         map, params = part.map
         p = compute(map, part.batch.rows, 1.0, None, list(class_params(part.batch, map, params).values()))
         slope = slope.to(p.dtype).masked_fill(part.batch.rows.gather(-1, index) == -math.inf, 0.0)
-        return (p * -slope).scatter_add_(-1, index, slope)
+        likely = p.gather(-1, index)
+        lack = 1 - likely
+        if map.properties.mass == "one":  # near 1 it has the digits of the others
+            lack = torch.where(likely > 0.5, p.scatter_(-1, index, 0.0).sum(-1, keepdim=True), lack)
+        return (p * -slope).scatter_(-1, index, slope * lack)
     map, z, params = in_double(part)
     values = list(params.values())
     p = compute(map, z, 1.0, None, values)
     likely = p.gather(-1, index)
     of_p = torch.zeros_like(p).scatter_(-1, index, torch.where(likely > 0, slope.double() / likely, 0.0))
-    return pull(map, p, of_p, z if map.uses_scores else None, 1.0, None, values)
+    return pull(map, p, of_p, z if keeps_scores(map, z.dtype) else None, 1.0, None, values)
 
 
 def _gradient_of_z_loss(part: Request, slope: Tensor) -> Tensor:

@@ -94,7 +94,8 @@ def usual_pair(map: Map, name: str | None = None, **params: Any) -> Pair:
 
 
 def _eps_pair(name: str, map: str, eps: float = 1e-6, **params: Any) -> Pair:
-    return Pair(name, map, "eps_cross_entropy", params, {"map": map, "eps": eps, **params})
+    beside = {f"map_{key}" if key == "empty" else key: value for key, value in params.items()}  # an option of losses too
+    return Pair(name, map, "eps_cross_entropy", params, {"map": map, "eps": eps, **beside})
 
 
 def _margin_pair(name: str, loss: str, options: Mapping[str, float]) -> Pair:

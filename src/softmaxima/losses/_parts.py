@@ -205,7 +205,13 @@ class LossInParts:
         """∂/∂x of a part of the sum of those values."""
         part = self.part(part, target)
         p, y = self.rows.wide(part, state), self.shares(part, target, weight).masked_fill(part.x == -math.inf, 0.0)
-        slope = targets.weight * (p - y) if self.form.fenchel else _times(targets.share, p) - y
+        count = self.counted(targets)
+        y = targets.weight * y if self.form.fenchel else y
+        slope = _times(count, p) - y
+        if self.rows.blocks.is_sum:  # p = exp(z − V), of which 1 − p has its own digits
+            top, rest = self._conjugate(state)
+            lack = -torch.expm1(gap(part.x.double(), top, self.rows.tau) - rest)
+            slope = torch.where(p > 0.5, (count - y) - _times(count, lack), slope)
         if self.z_loss:
             slope = slope + _times(self.counted(targets) * self.excess(state), p)
         return (slope / self.rows.tau).masked_fill(self.ignored(target), 0.0)

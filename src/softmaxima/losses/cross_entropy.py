@@ -60,7 +60,7 @@ def cross_entropy(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Where p_t rounds to 1 the loss keeps its digits, and its gradient is 0. Probabilities of another dtype do not change that of the
+    Where p_t rounds to 1 the loss and its gradient keep their digits. Probabilities of another dtype do not change that of the
     result. Cost: two reads, and one write for the gradient.
 
     >>> import torch, softmaxima as sm

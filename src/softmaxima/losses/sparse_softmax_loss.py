@@ -75,7 +75,8 @@ def evaluation(batch: Batch, k: int | None, p: float | None) -> Evaluation:
         z = batch.scores - row_maximum(batch.scores)
         kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
         log_sum = logsumexp(z, keepdim=True, where=kept)
-        return batch.reduce(batch.cost(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
+        log_sum = log_sum.masked_fill(log_sum == -math.inf, 0.0).masked_fill(log_sum == math.inf, math.nan)
+        return batch.reduce(batch.cost(z - log_sum))
 
     return Evaluation(losses_given(batch, KERNEL, map, (theta,)), composite, wide=True)
 

@@ -3,8 +3,8 @@ r"""Weighted sums: log|S| and the sign of S = Σ b_i exp(z_i), for weights b of 
     S = e^{M/τ} (m + r),  M the score of the largest |b_i exp(x_i/τ)|          (m and r of `core/monoid.py`, with signs)
     ∂log|S|/∂z_i = b_i exp(z_i)/S          ∂log|S|/∂b_i = exp(z_i)/S, also where b_i = 0;  z = x/τ
 
-A weight of 0 removes its score, whatever that is; several +∞ share the gradient by their weights, and cancel to NaN. Where S is
-exactly 0, of terms that cancel as of none, log|S| is −∞, its sign 0, and its gradient zero.
+A weight of 0 removes its score, whatever that is; +∞ of weights of either sign cancel to NaN, and beside any +∞ the gradient is
+NaN. Where S is exactly 0, of terms that cancel as of none, log|S| is −∞, its sign 0, and its gradient zero.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def weighted_sum(x: Tensor, weights: Tensor, tau: float | Tensor) -> LogSum:
     top = origin + power * math.log(2) * fixed_tau
     # No product overflows, nor does its derivative: where a root is large, its weight is small.
     scale = (((origin - top) / tau + power * math.log(2)) / 2).exp() * 2.0 ** (-power / 2)  # the first factor is 1, to a rounding
-    root = (with_gradient_of(z, relative) / 2).exp() * scale
+    slope = torch.ones_like(relative).masked_fill(overflows, math.nan)  # nobody can say the shares of infinities
+    root = (with_slope(relative.unsqueeze(-1), z.unsqueeze(-1), slope.unsqueeze(-1)).squeeze(-1) / 2).exp() * scale
     root = torch.where(used | (relative.abs() < SAFE_GAP), root, root.detach())  # of no weight and far away, by the weight alone
     ties, rest = terms_apart(weights * root * root, used & (relative == 0))
     opposed = (infinite & (weights > 0)).any(-1, keepdim=True) & (infinite & (weights < 0)).any(-1, keepdim=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.envelope import with_slope
 from softmaxima.core.numbers import check_number, check_positive, is_finite
 from softmaxima.core.public import public
 from softmaxima.core.temperature import anchored
@@ -78,7 +79,9 @@ def adaptive_logsumexp(
     excess = logsumexp(below)  # LSE − max, with its digits near 0
     entropy = excess - (softmax(below) * below.masked_fill(below == -math.inf, 0.0)).sum(-1)
     value = (top + maximum).squeeze(-1) + (1 - gate(entropy)) * excess
-    return finish(value.masked_fill(maximum.squeeze(-1) == -math.inf, -math.inf))
+    unknown = torch.zeros_like(z).masked_fill(maximum == math.inf, math.nan)
+    value = with_slope(value.masked_fill(maximum.squeeze(-1) == -math.inf, -math.inf).unsqueeze(-1), z, unknown)
+    return finish(value.squeeze(-1))
 
 
 def _gate(name: str, between: Any, around: Any, width: Any) -> Callable[[Tensor], Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_dim, like_input
+from softmaxima.core.envelope import with_slope
 from softmaxima.core.fused import Native, fused, is_readable
 from softmaxima.core.monoid import LogSum, merge
 from softmaxima.core.onnx import refuse_export
@@ -23,7 +24,6 @@ from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
 from softmaxima.kernels.operations import lying_like
 from softmaxima.lse._complex import each_complex, over_temperature, wrapped
-from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import prepare
 
 
@@ -45,7 +45,7 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    The gradient is zero for scores of −∞ and shared by several +∞. Cost: one read of x and one write, and as many again for the
+    The gradient is zero for scores of −∞, and NaN up to a +∞. Cost: one read of x and one write, and as many again for the
     gradient; some tens of passes over x in float64 for second derivatives, under `torch.compile` and on other devices.
     Source: Blelloch (1990), "Prefix sums and their applications".
 
@@ -86,7 +86,9 @@ def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
     tau = tau.to(torch.float64) if isinstance(tau, Tensor) else tau
     top = wide.detach()
     # 1, with the derivative of exp((x − M)/τ).
-    ties = (with_gradient_of(wide, torch.zeros_like(top)) / tau).exp().masked_fill(top == -math.inf, 0.0)
+    slope = torch.ones_like(top).masked_fill(top == math.inf, math.nan)
+    z = with_slope(torch.zeros_like(top).unsqueeze(-1), wide.unsqueeze(-1), slope.unsqueeze(-1)).squeeze(-1) / tau
+    ties = z.exp().masked_fill(top == -math.inf, 0.0)
     each = LogSum(top, ties, torch.zeros_like(top))
     return (_scan(each, tau) if sizes(x)[-1] else each).value(tau).to(x.dtype)
 

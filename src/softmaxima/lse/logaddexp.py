@@ -27,7 +27,7 @@ def logaddexp(x: Array, y: Array) -> Array:
     Raises:
         TypeError for another dtype or for an array with a tensor, ValueError for shapes that do not broadcast.
 
-    The gradient is softmax(x, y): zero where both are −∞, a half each where both are +∞. Cost: x and y
+    The gradient is softmax(x, y): zero where both are −∞, NaN where one is +∞. Cost: x and y
     are read once, and once more for the gradient.
 
     >>> import numpy as np, softmaxima as sm

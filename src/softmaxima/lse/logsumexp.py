@@ -1,6 +1,6 @@
 r"""logsumexp: LSE(x) = log Σ exp(x_i) = M + log m + log1p(r/m), M = max x, m the number of maxima, r = Σ_{x_i<M} exp(x_i − M).
 
-Its gradient is softmax(x); of several +∞, each has an equal share. Weighted sums are in `_weighted.py`, complex ones in
+Its gradient is softmax(x), NaN in a row with +∞. Weighted sums are in `_weighted.py`, complex ones in
 `_complex.py`, and sums that are exact to the last place in `_compensated.py`.
 """
 
@@ -35,7 +35,6 @@ from softmaxima.core.numbers import check_choice, check_flag, check_positive
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.routing import is_plain, kernels
-from softmaxima.core.rows import normalise_exp
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
@@ -107,7 +106,7 @@ def logsumexp(
         TypeError, ValueError or IndexError, before any work, for anything else.
 
     The gradient by x, b_i exp(x_i/τ)/(τS), and that by b_i, exp(x_i/τ)/S, are zero where S is 0, of nothing or of terms that
-    cancel; several scores of +∞ share the first. Cost: two reads of x; as many again for the gradient. Complex sums, and weighted
+    cancel, and NaN beside a score of +∞. Cost: two reads of x; as many again for the gradient. Complex sums, and weighted
     ones whose gradient by b or τ is asked for, are made of torch's operations. Compensated sums take hundreds of passes over blocks
     that stay in cache, and, on rows whose result 106 bits cannot tell, decimal arithmetic of some 10 µs a score.
     Blanchard, Higham & Higham (2021), doi:10.1093/imanum/draa038; the meaning of weights and signs is `scipy.special.logsumexp`'s.
@@ -233,14 +232,7 @@ def _evaluations(tau: float | Tensor, where: Tensor | None) -> tuple[Native, Com
     return native, composite
 
 
-def shared_softmax(z: Tensor) -> Tensor:
-    """softmax, in which several +∞ have equal shares."""
-    infinite = z == math.inf
-    shares = torch.where(infinite, 0.0, -math.inf).to(z.dtype)
-    return normalise_exp(torch.where(infinite.any(-1, keepdim=True), shares, z))
-
-
-GRADIENT = replace(SOFTMAX, name="logsumexp", forward=shared_softmax, kernel=None)
+GRADIENT = replace(SOFTMAX, name="logsumexp", kernel=None)
 
 
 @public

@@ -17,12 +17,12 @@ from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.evaluation import evaluate
+from softmaxima.core.jacobian import DiagonalAndProduct
 from softmaxima.core.monoid import LogSum
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, total, xlogx
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
-from softmaxima.maps.softmax import sensitivity
 
 
 def reference(x: Tensor, beta: float | Tensor) -> Tensor:
@@ -50,6 +50,10 @@ def sink(z: Tensor, beta: float | Tensor) -> Tensor:
     """The probability of the sink [rows, 1], exact also where it is small, and differentiable."""
     _, of_sink, mass, _ = weigh(z, beta)
     return (of_sink / mass).to(z.dtype)
+
+
+def sensitivity(p: Tensor, z: Tensor, beta: float | Tensor) -> DiagonalAndProduct:
+    return DiagonalAndProduct(p, p, p, sink(z, beta))
 
 
 def beta_gradient(p: Tensor, z: Tensor, beta: float | Tensor) -> Tensor:
@@ -108,7 +112,8 @@ ELASTIC_SOFTMAX = register(
         shifted=shifted,
         with_sink=("elastic_softmax", "beta"),
         cost=Cost(reads=2),
-        kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss"),
+        uses_scores=True,
+        kernel=Kernel("elastic_softmax", "elastic_backward", "elastic_softmax_loss"),
         blocks=BLOCKS,
         formula="exp(x_i) / (Σ exp(x_j) + exp(β))",
         source="Miller (2023), Attention Is Off By One, is the case β = 0",

@@ -11,6 +11,7 @@ from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.evaluation import evaluate
+from softmaxima.core.jacobian import DiagonalAndProduct
 from softmaxima.core.public import public
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -18,8 +19,8 @@ from softmaxima.maps.elastic_softmax import conjugate as elastic_conjugate
 from softmaxima.maps.elastic_softmax import forward as elastic_forward
 from softmaxima.maps.elastic_softmax import log_mass, sink
 from softmaxima.maps.elastic_softmax import regulariser as elastic_regulariser
+from softmaxima.maps.elastic_softmax import sensitivity as elastic_sensitivity
 from softmaxima.maps.elastic_softmax import shifted as elastic_shifted
-from softmaxima.maps.softmax import sensitivity
 
 
 def reference(x: Tensor, eps: float | Tensor) -> Tensor:
@@ -33,6 +34,10 @@ def log(eps: float | Tensor) -> float | Tensor:
 
 def forward(z: Tensor, eps: float | Tensor) -> Tensor:
     return elastic_forward(z, log(eps))
+
+
+def sensitivity(p: Tensor, z: Tensor, eps: float | Tensor) -> DiagonalAndProduct:
+    return elastic_sensitivity(p, z, log(eps))
 
 
 def eps_gradient(p: Tensor, z: Tensor, eps: float | Tensor) -> Tensor:
@@ -74,7 +79,8 @@ EPS_SOFTMAX = register(
         properties=Properties(mass="at most one", shift_invariant=False, additive_regulariser=False),
         cost=Cost(reads=2),
         shifted=lambda c, eps: elastic_shifted(c, log(eps)),
-        kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss", theta=lambda eps: (log(eps),)),
+        uses_scores=True,
+        kernel=Kernel("elastic_softmax", "elastic_backward", "elastic_softmax_loss", theta=lambda eps: (log(eps),)),
         blocks=BLOCKS,
         formula="exp(x_i) / (Σ exp(x_j) + ε)",
         source="Miller (2023), Attention Is Off By One, is the case ε = 1",

@@ -15,6 +15,7 @@ from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import Part, exponential
 from softmaxima.core.contract import Cost, Map, Properties, register
 from softmaxima.core.evaluation import evaluate
+from softmaxima.core.jacobian import DiagonalAndProduct
 from softmaxima.core.monoid import LogSum, gap, log_sum
 from softmaxima.core.public import public
 from softmaxima.kernels.native import Kernel
@@ -32,9 +33,9 @@ def forward(z: Tensor) -> Tensor:
     return ((z - total.anchor) - log_mass).to(z.dtype)
 
 
-def sensitivity(log_p: Tensor, z: None) -> tuple[Tensor, Tensor, Tensor]:
+def sensitivity(log_p: Tensor, z: None) -> DiagonalAndProduct:
     allowed = (log_p != -math.inf).to(log_p.dtype)
-    return allowed, allowed, log_p.exp()
+    return DiagonalAndProduct(allowed, allowed, log_p.exp(), lack=-log_p.expm1())
 
 
 def _log_shares(part: Part, total: LogSum) -> Tensor:

@@ -1,4 +1,4 @@
-r"""elastic_softmax: p = e^{(x − M)/τ} / (m + r + e^{β − M/τ}). Its gradient is that of softmax."""
+r"""elastic_softmax: p = e^{(x − M)/τ} / (m + r + e^{β − M/τ}). Its gradient is that of softmax, 1 − p having the sink's share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import triton.language as tl
 
 from softmaxima.kernels.triton import softmax
 from softmaxima.kernels.triton.loss import Loss, shannon
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, exp, gap, inverse, log1p, over
+from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, inverse, log1p, over, row_max
 from softmaxima.kernels.triton.softmax import ATTENTION as ATTENTION
-from softmaxima.kernels.triton.softmax import BACKWARD as BACKWARD
-from softmaxima.kernels.triton.softmax import begin, merge
+from softmaxima.kernels.triton.softmax import begin, begin_backward, less_the_mean, merge
 
 
 @triton.jit
@@ -30,6 +29,17 @@ def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
 
 
 FORWARD = RowFunctions(begin, merge, finish)
+
+
+@triton.jit
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    is_most = p > 0.5
+    most, top = row_max(tl.where(is_most, p, 0.0)), row_max(tl.where(is_most, x, -INFINITY))
+    missing = tl.where(most > 0.5, most.to(tl.float64) * sink(top, theta[0], tau, TEMPERED), 0.0)
+    return less_the_mean(p, p, g, a, b, c, (d.to(tl.float64) + missing).to(p.dtype))
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)
 
 
 @triton.jit
@@ -55,4 +65,4 @@ def missing(share, maximum, theta):
     return tl.where((share > 0.0) & (beta > -INFINITY), term, 0.0)
 
 
-LOSS = Loss(FORWARD, conjugate, shannon, missing)
+LOSS = Loss(FORWARD, conjugate, shannon, missing, is_log=True)

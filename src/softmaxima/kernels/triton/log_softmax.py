@@ -8,7 +8,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, SHRINK_FLOAT32, SHRINK_FLOAT64, RowFunctions, add, exp, gap, over, weighed
+from softmaxima.kernels.triton.rows import (
+    INFINITY,
+    SHRINK_FLOAT32,
+    SHRINK_FLOAT64,
+    RowFunctions,
+    add,
+    exp,
+    expm1,
+    gap,
+    over,
+    row_max,
+    weighed,
+)
 from softmaxima.kernels.triton.softmax import begin, log_mass, merge
 
 
@@ -23,8 +35,11 @@ FORWARD = RowFunctions(begin, merge, finish)
 
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    """(Σ g of moderate g, of large ones, the first without a p that is most of its row); p is log p."""
+    share = exp(p)
     total, large = weighed(tl.where(p == -INFINITY, 0.0, 1.0).to(p.dtype), g)
-    return total, large, tl.zeros_like(total), tl.zeros_like(total)
+    of_others, _ = weighed(tl.where((p == -INFINITY) | (share > 0.5), 0.0, 1.0).to(p.dtype), g)
+    return total, large, of_others, tl.zeros_like(total)
 
 
 @triton.jit
@@ -33,6 +48,8 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
     share = exp(p)
     plain = g - tl.where(share == 0.0, 0.0, share * a)
     shrunk = (g * shrink - tl.where(share == 0.0, 0.0, share * (a * shrink + b))) * (1.0 / shrink)
+    rest = (-expm1(row_max(p).to(tl.float64))).to(g.dtype)
+    plain = tl.where(share > 0.5, tl.where(rest == 0.0, 0.0, g * rest) - share * c, plain)
     return tl.where(p == -INFINITY, 0.0, tl.where(b == 0.0, plain, shrunk))
 
 

@@ -1,4 +1,4 @@
-r"""logsumexp: LSE = M/τ + l, l = log(m + r), in double; its gradient exp((x − M)/τ − l), with equal shares for several +∞."""
+r"""logsumexp: LSE = M/τ + l, l = log(m + r), in double; its gradient exp((x − M)/τ − l), NaN of +∞."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ FORWARD = RowFunctions(begin, merge, finish, each_out=False)
 
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    count = row_sum((x == INFINITY).to(x.dtype))
-    return count, tl.zeros_like(count), tl.zeros_like(count), tl.zeros_like(count)
+    nothing = row_sum(tl.zeros_like(x))
+    return nothing, nothing, nothing, nothing
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
     """g, p = M and θ = (l) are one number a row."""
     log_sum = theta[0]
-    shared = tl.where(x == INFINITY, 1.0 / tl.where(a == 0.0, 1.0, a), 0.0)
-    empty = p == -INFINITY
-    probability = exp(over(x - tl.where(empty, 0.0, p), tau, TEMPERED) - log_sum.to(x.dtype))
-    probability = tl.where((p == INFINITY) & (log_sum == log_sum), shared, probability)
+    empty, unknown = p == -INFINITY, p == INFINITY
+    gaps = tl.where(unknown, 0.0, x) - tl.where(empty | unknown, 0.0, p)
+    probability = tl.where(unknown, float("nan"), exp(over(gaps, tau, TEMPERED) - log_sum.to(x.dtype)))
     return tl.where(empty | (probability == 0.0), 0.0, g * probability)
 
 

@@ -24,6 +24,7 @@ from softmaxima.kernels.triton.rows import (
     bits,
     double,
     everywhere,
+    expm1,
     gap,
     merge_parts,
     narrowed,
@@ -61,6 +62,7 @@ class Formula(NamedTuple):
     regulariser: Any
     missing: Any
     FENCHEL: Any
+    IS_LOG: Any
 
 
 class Account(NamedTuple):
@@ -189,14 +191,22 @@ def of_label(value, label, n):
 
 
 @triton.jit
-def store_gradient(rows, target, results, formula, p, x, label, row, column, inside, mass, weight):
+def store_gradient(rows, target, results, formula, p, x, v, label, row, column, inside, mass, weight):
     y = tl.where(x == -INFINITY, 0.0, shares(rows, target, label, row, column, inside, p.dtype))
     factor = weight * read_number(results.scale, results.scales, tl.zeros((1, 1), tl.int64))
     if formula.FENCHEL or target.weights is None:
-        gradient = narrowed(factor, None, False, p.dtype).to(p.dtype) * (mass.to(p.dtype) * p - y)
+        scale = narrowed(factor, None, False, p.dtype).to(p.dtype)
+        gradient = scale * (mass.to(p.dtype) * p - y)
+        if formula.IS_LOG:  # a p above ½ is that of the largest score, e^{−v}
+            of_most = (mass - y.to(tl.float64)) - mass * (-expm1(-v))
+            gradient = tl.where(p > 0.5, scale * of_most.to(p.dtype), gradient)
     else:  # the weights of classes may be beyond float32, and their products with the factor are not
         of_class = narrowed(factor * factors(rows, target, column), None, False, p.dtype).to(p.dtype)
         gradient = narrowed(factor * mass, None, False, p.dtype).to(p.dtype) * p - y * of_class
+        if formula.IS_LOG:
+            taken = factor * factors(rows, target, column) * y.to(tl.float64)
+            of_most = (factor * mass - taken) - factor * mass * (-expm1(-v))
+            gradient = tl.where(p > 0.5, narrowed(of_most, None, False, p.dtype).to(p.dtype), gradient)
     gradient = tl.where(label < 0, 0.0, gradient)
     tl.store(results.out + row * rows.n + column, gradient.to(results.out.dtype.element_ty), mask=inside)
 
@@ -216,11 +226,12 @@ def whole_losses(
         sums = account_label(rows, target, formula, a, label, row, theta)
     else:
         sums = account(rows, target, formula, scores, a, label, row, column, inside, theta)
-    value, mass, weight = value_of(rows, target, formula, sums, formula.conjugate(a, b, c, d, theta), label, a, theta)
+    v = formula.conjugate(a, b, c, d, theta)
+    value, mass, weight = value_of(rows, target, formula, sums, v, label, a, theta)
     tl.store(results.losses + row, of_label(value, label, rows.n), mask=is_row)
     if results.out is not None:
         p = FINISH(scores, one, one, column, theta, one, False, a, b, c, d)
-        store_gradient(rows, target, results, formula, p, scores, label, row, column, inside, mass, weight)
+        store_gradient(rows, target, results, formula, p, scores, v, label, row, column, inside, mass, weight)
 
 
 @triton.jit
@@ -255,15 +266,16 @@ def finish_losses(
         sums = account_label(rows, target, formula, a, label, row, theta)
     else:
         sums = read_account(accounts, index // group.programs, height * accounts.parts, PARTS)
-    value, mass, weight = value_of(rows, target, formula, sums, formula.conjugate(a, b, c, d, theta), label, a, theta)
-    mass, weight = everywhere(mass), everywhere(weight)
+    v = formula.conjugate(a, b, c, d, theta)
+    value, mass, weight = value_of(rows, target, formula, sums, v, label, a, theta)
+    mass, weight, v = everywhere(mass), everywhere(weight), everywhere(v)
     is_first = tl.zeros((1, 1), tl.int64) + index % group.programs == 0
     tl.store(results.losses + row, of_label(value, label, rows.n), mask=is_first)
     if results.out is not None:
         inside = column < rows.n
         scores = read_scores(rows, row, column, inside)
         p = FINISH(scores, one, one, column, theta, one, False, a, b, c, d)
-        store_gradient(rows, target, results, formula, p, scores, label, row, column, inside, mass, weight)
+        store_gradient(rows, target, results, formula, p, scores, v, label, row, column, inside, mass, weight)
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------
@@ -276,15 +288,17 @@ class Loss:
     conjugate(a, b, c, d, theta) → v             V(x) − M [R, 1] in double, from the map's accumulators
     regulariser(y, theta) → ω                    Ω(y) = Σ ω of a target y in double
     missing(share, M, theta) → ω                 what the share that a target lacks of 1 adds to Ω; None where it lacks none
+    is_log                                       whether p = exp(x − V)
     """
 
     map: RowFunctions
     conjugate: Any
     regulariser: Any
     missing: Any = None
+    is_log: bool = False
 
     def formula(self, fenchel: bool) -> Formula:
-        return Formula(self.conjugate, self.regulariser, self.missing, tl.constexpr(fenchel))
+        return Formula(self.conjugate, self.regulariser, self.missing, tl.constexpr(fenchel), tl.constexpr(self.is_log))
 
 
 def launch(loss: Loss, rows: Rows, target: Target, results: Results, fenchel: bool) -> None:

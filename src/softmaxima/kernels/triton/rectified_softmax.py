@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, inverse, over, pulled, row_max, row_sum
-from softmaxima.kernels.triton.softmax import begin_backward
+from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, inverse, over, row_max, row_sum
+from softmaxima.kernels.triton.softmax import begin_backward, less_the_mean
 
 
 @triton.jit
@@ -46,7 +46,7 @@ FORWARD = RowFunctions(begin, merge, finish)
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return pulled(tl.where(x < 0.0, 0.0, p), g, a, b, tl.full(a.shape, 1.0, a.dtype))
+    return less_the_mean(tl.where(x < 0.0, 0.0, p), p, g, a, b, c, d)
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

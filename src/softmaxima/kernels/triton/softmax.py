@@ -67,18 +67,29 @@ def conjugate(a, b, c, d, theta):
     return tl.where(a == INFINITY, float("nan"), log_mass(b, c))
 
 
-LOSS = Loss(FORWARD, conjugate, shannon)
+LOSS = Loss(FORWARD, conjugate, shannon, is_log=True)
 
 
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    """(⟨p, g⟩ of moderate g, of large ones, the first without a p that is most of its row, Σp without it)."""
     dot, large = weighed(p, g)
-    return dot, large, tl.zeros_like(dot), tl.zeros_like(dot)
+    others = tl.where(p > 0.5, 0.0, p)
+    of_others, _ = weighed(others, g)
+    return dot, large, of_others, row_sum(others)
+
+
+@triton.jit
+def less_the_mean(s, p, g, a, b, of_others, rest):
+    """s (g − ⟨p, g⟩), of a p that is most of its row by the others: s ((1 − p) g − Σ of the others p g)."""
+    value = pulled(s, g, a, b, tl.full(a.shape, 1.0, a.dtype))
+    of_most = tl.where(s == 0.0, 0.0, s * (tl.where(rest == 0.0, 0.0, g * rest) - of_others))
+    return tl.where((p > 0.5) & (b == 0.0), of_most, value)
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return pulled(p, g, a, b, tl.full(a.shape, 1.0, a.dtype))
+    return less_the_mean(p, p, g, a, b, c, d)
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

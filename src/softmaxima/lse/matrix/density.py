@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.differentiable import batch_first, differentiable, forward_mode, primal
+from softmaxima.core.rows import normalise_exp
 from softmaxima.core.tracing import is_recorded, may_differentiate, sizes, transforming
-from softmaxima.lse.logsumexp import logsumexp, shared_softmax
+from softmaxima.lse.logsumexp import logsumexp
 
 
 def log_trace_exp(X: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ class _DensityDerivative(torch.autograd.Function):
 
     @staticmethod
     def forward(T: Tensor, X: Tensor, eigenvalues: Tensor, vectors: Tensor) -> Tensor:
-        p = shared_softmax(eigenvalues)
+        p = normalise_exp(eigenvalues)
         row, column = eigenvalues.unsqueeze(-1), eigenvalues.unsqueeze(-2)
         t = torch.where(row == column, 0.0, (row - column).abs())  # also between equal infinities
         mean = torch.where(t == 0, 1.0, -torch.expm1(-t) / t)  # (1 − e^{−t})/t
@@ -165,7 +166,7 @@ def _batched(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list
 
 
 def _mixture(eigenvalues: Tensor, vectors: Tensor) -> Tensor:
-    p = shared_softmax(eigenvalues)
+    p = normalise_exp(eigenvalues)
     return (vectors * p.unsqueeze(-2)) @ vectors.mH
 
 

@@ -57,7 +57,7 @@ def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
     **Matrices.** X [..., d, d], a tensor or an array, symmetric or Hermitian: exact, by `torch.linalg.eigh` in double.
     Returns X's array kind and real dtype, [...]. The gradient is the density matrix exp(X)/tr exp(X), right for
     degenerate eigenvalues too; second derivatives and forward mode as well, third derivatives raise. −∞ on the diagonal leaves
-    a state out, with its couplings: the gradient there is 0. +∞ on the diagonal gives +∞, the gradient shared among them. Any
+    a state out, with its couplings: the gradient there is 0. +∞ on the diagonal gives +∞, with a gradient of NaN. Any
     other infinity and NaN make that matrix NaN. Cost: O(d³) a matrix.
 
     **Operators.** X is a SciPy LinearOperator or sparse matrix, a torch sparse tensor, or any callable (a `torch.nn.Module`, say)
