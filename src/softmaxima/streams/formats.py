@@ -265,7 +265,7 @@ class _Items:
 
     @property
     def _held(self) -> np.dtype:
-        return functools.reduce(lambda dtype, field: dtype[field], self.fields, self.dtype)
+        return self._within(self.dtype)
 
     @property
     def each(self) -> int:
@@ -279,12 +279,15 @@ class _Items:
 
     def in_place(self, items: np.ndarray) -> Block:
         """The scores where they lie, one in an item."""
-        return self._numbers(functools.reduce(lambda array, field: array[field], self.fields, items))
+        return self._numbers(self._within(items))
 
     def scores(self, items: np.ndarray) -> Block:
         """The scores, one behind the other."""
-        found = functools.reduce(lambda array, field: array[field], self.fields, np.asarray(items))
-        return self._numbers(np.ascontiguousarray(found).reshape(-1))
+        return self._numbers(np.ascontiguousarray(self._within(np.asarray(items))).reshape(-1))
+
+    def _within(self, held: Any) -> Any:
+        """What the fields have of an array, or of a dtype."""
+        return functools.reduce(lambda outer, field: outer[field], self.fields, held)
 
     @staticmethod
     def _numbers(found: np.ndarray) -> Block:
@@ -312,14 +315,15 @@ def _header(file: IO[bytes], name: str) -> tuple[np.dtype, int]:
     return dtype, math.prod(shape)
 
 
-def _items(name: str, dtype: np.dtype, column: str | None, what: str = "field") -> _Items:
+def _items(name: str, dtype: np.dtype, column: str | None) -> _Items:
     """The items of an array, and the field with the scores that is asked for, or the only one."""
     fields = dict(_fields(dtype))
     if () in fields:
         _no_column(name, column)
         chosen = ()
     else:
-        chosen = tuple(_choose(name, what, [".".join(field) for field in fields], column).split("."))
+        named = {".".join(field): field for field in fields}
+        chosen = named[_choose(name, "field", named, column)]
     _check_real(name, fields[chosen])
     return _Items(dtype, chosen)
 
