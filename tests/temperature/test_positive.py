@@ -210,10 +210,8 @@ def learners() -> dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]]:
         if p.gradient is not None and not p.valid(-1.0)
     }
     for loss in sm.losses.REGISTRY.values():
-        names = {*loss.own_options} & {"alpha", "gamma", "scale"} | (
-            {"temperature"} if loss.name != "arcface" and loss.name != "cosface" else set()
-        )
-        for what in names:
+        numbers = ["alpha", "gamma", "scale"] if loss.name in ("arcface", "cosface") else ["alpha", "gamma", "scale", "temperature"]
+        for what in (name for name in numbers if name == "temperature" or name in loss.own_options):
             found[f"{loss.name}.{what}"] = (
                 partial(lambda own, what, v: own.module(**{**own.examples[0], what: v}), loss, what),
                 (x, target),
