@@ -11,10 +11,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import conftest
+from softmaxima.core.contract import Map
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return conftest.normal(*shape, seed=seed, scale=1.0, dtype=dtype)
+
+
+def learnt_of(map: Map, shape: Sequence[int]) -> dict[str, Tensor]:
+    """A value a row of each parameter that has a gradient."""
+    found = {p.name: (p, normal(*shape, seed=5).abs() + 1.2) for p in map.params if p.gradient is not None}
+    return {name: v if bool(p.valid(v).all()) else v / (1 + v) for name, (p, v) in found.items()}
 
 
 def own_of(rank: int, widths: tuple[int, ...]) -> slice:
@@ -25,7 +32,13 @@ def in_turns(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """What each call gives, one rank making it for all: of one process, to be compared with what ranks find together."""
     rank, size = dist.get_rank(), dist.get_world_size()
     every: list[Any] = [None] * size
-    dist.all_gather_object(every, [call() for call in calls[rank::size]])
+    try:
+        own: Any = [call() for call in calls[rank::size]]
+    except Exception as error:  # the others wait for what this rank has
+        own = error
+    dist.all_gather_object(every, own)
+    if wrong := next((found for found in every if isinstance(found, Exception)), None):
+        raise wrong
     return [every[number % size][number // size] for number in range(len(calls))]
 
 

@@ -66,8 +66,10 @@ DIFFERING: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("softmax", {"shard": X}, "temperature", torch.tensor(0.5), torch.tensor(0.7)),
     ("softmax", {"shard": X}, "temperature", rows(1, 2, 3), rows(1, 3, 2)),
     ("softmax", {"shard": X}, "dim", -1, 0),
+    ("softmax", {"shard": X}, "dtype", None, torch.float32),
     ("softmin", {"shard": X}, "temperature", rows(1, 2, 3), rows(1, 2, 4)),
     ("softmin", {"shard": X}, "dim", -1, 0),
+    ("softmin", {"shard": X}, "dtype", None, torch.float32),
     ("entmax", {"shard": X}, "alpha", rows(1.5, 1.5, 1.2), rows(1.5, 1.2, 1.5)),
     ("proportional", {"shard": X}, "f", torch.exp, torch.square),
     ("proportional", {"shard": X}, "f", power(2), power(4)),
@@ -79,6 +81,7 @@ DIFFERING: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("cross_entropy", {"shard": X, "target": LABELS}, "reduction", "none", "sum"),
     ("cross_entropy", {"shard": X, "target": LABELS}, "ignore_index", -100, -1),
     ("cross_entropy", {"shard": X, "target": LABELS}, "label_smoothing", 0.1, 0.2),
+    ("cross_entropy", {"shard": X, "target": LABELS}, "empty", "nan", "zero"),
     ("cross_entropy", {"shard": X, "target": LABELS}, "temperature", rows(1, 2, 3), rows(1, 2, 4)),
     ("cross_entropy", {"shard": X, "target": LABELS}, "weight", None, torch.ones(4, dtype=torch.float64)),
     ("fenchel_young_loss", {"shard": X, "target": LABELS}, "map", "sparsemax", "entmax15"),
@@ -117,7 +120,7 @@ DIFFERING: list[tuple[str, dict[str, Any], str, Any, Any]] = [
         for what, usual, other in (
             ("form", "ring", "gather"), ("layout", "contiguous", "balanced"), ("is_causal", False, True), ("first_query", 0, 1),
             ("scale", 0.5, 1.0), ("enable_gqa", False, True), ("temperature", 1.0, 2.0), ("window", 2, 1),
-            ("map", "softmax", "sparsemax"),
+            ("map", "softmax", "sparsemax"), ("softcap", None, 2.0), ("alibi_slopes", torch.tensor([0.5]), torch.tensor([0.25])),
             ("key_lengths", torch.tensor([7]), torch.tensor([8])), ("bias", None, torch.zeros(3, 9, dtype=torch.float64)),
         )
     ),
@@ -160,8 +163,8 @@ def test_every_option_that_differs_is_named_on_every_rank(three: Processes) -> N
 def test_no_option_is_left_out(name: str) -> None:
     listed = {what for other, _, what, *_ in DIFFERING if other == name}
     maps, losses = ("entmax", "proportional", "shared_map"), ("fenchel_young_loss", "shared_loss")
-    shared = {"temperature", "dim"} if name in maps else set()  # the same code as of softmax
-    shared |= {"ignore_index", "label_smoothing", "reduction", "temperature"} if name in losses else set()
+    shared = {"temperature", "dim", "dtype"} if name in maps else set()  # the same code as of softmax
+    shared |= {"ignore_index", "label_smoothing", "reduction", "empty", "temperature"} if name in losses else set()
     assert set(inspect.signature(getattr(d, name)).parameters) <= OWN | listed | shared
 
 

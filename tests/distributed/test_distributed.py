@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import Pool, Processes
-from shards import apart, finite, in_turns, normal, own_of
+from shards import apart, finite, in_turns, learnt_of, normal, own_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,7 +42,7 @@ def of_a_map(rank: int, name: str, widths: tuple[int, ...], dim: int) -> float:
     per_row[dim] = 1
     cut = lambda values: values.movedim(dim, -1)[..., own].movedim(-1, dim)
     where = where & (normal(*per_row, seed=4) > -1.5)  # some rows have nothing
-    learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
+    learnt = learnt_of(MAPS[name], per_row)
     options: list[Any] = [(1.0, None, {}), (normal(*per_row, seed=6).abs() + 0.5, where, {}), (0.7, None, learnt)]
     every = list(itertools.product(cases(MAPS[name]), options))
 
@@ -52,7 +52,7 @@ def of_a_map(rank: int, name: str, widths: tuple[int, ...], dim: int) -> float:
         given: Any = {**case.params, **params, "temperature": tau}
         if mask is not None:
             given["where"] = cut(mask) if shared else mask
-        p = getattr(sm.distributed if shared else sm, name)(scores, dim, **given)
+        p = getattr(sm.distributed if shared else sm, name)(scores, dim=dim, **given)
         return [p.detach(), *torch.autograd.grad((finite(p) * (cut(g) if shared else g)).sum(), wrt)]
 
     every = [*every[: len(options)], *some(every[len(options) :], name, widths, dim)]

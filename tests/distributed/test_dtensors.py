@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from processes import Processes, square
-from shards import apart, finite, in_turns, normal
+from shards import apart, finite, in_turns, learnt_of, normal
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -52,7 +52,7 @@ def of_a_map(rank: int, name: str, placements: tuple[Placement, ...], dim: int) 
     per_row = list(shape)
     per_row[dim] = 1
     tau, mask = normal(*per_row, seed=6).abs() + 0.5, where & (normal(*per_row, seed=4) > -1.5)
-    learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
+    learnt = learnt_of(MAPS[name], per_row)
     options: list[Any] = [{}, {"temperature": tau, "where": mask}, {"temperature": torch.tensor(0.7).double(), **learnt}]
     every = list(itertools.product(cases(MAPS[name]), options))
 

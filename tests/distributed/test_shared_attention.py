@@ -437,7 +437,7 @@ MORE = [KEYS[i] + TRIP[i] for i in range(3)]
         ("gather", "sparsemax", {}, [[(8, "all")]] * 3, [[(8, to) for to in range(3) if to != rank] for rank in range(3)]),
         ("gather", "softmax", {"is_causal": True}, [[(8, "all")]] * 3, [[], [(8, 0)], [(8, 0), (8, 1)]]),
         ("merge", "softmax", {}, [[(2, "all")]] * 3, [[(1, "all")]] * 3),
-        ("merge", "sparsemax", {}, [[(5, "all"), (1, "all")]] * 3, [[(2, "all"), (1, "all")]] * 3),
+        ("merge", "sparsemax", {}, [[(5, "all"), (1, "all")]] * 3, [[(4, "all"), (1, "all")]] * 3),
     ],
 )  # fmt: skip
 def test_what_is_sent(

@@ -420,7 +420,7 @@ def of_messages(rank: int, what: str) -> tuple[list[tuple[str, int]], list[tuple
     [
         ("cross_entropy", [16], [24]),
         ("sparsemax", [4 * (1 + 1 + 4)], [24]),
-        ("soft_accuracy", [16, 4 * 3], [24]),
+        ("soft_accuracy", [16, 4 * 5], [24]),
         ("margin", [16], [24]),
         ("partial", [16], [24]),
         ("sampled", [16], [24]),

@@ -60,7 +60,7 @@ def shared_map(
     Cost: one all-gather of the map's state: of 3 numbers a row for softmax, of room for 64 candidates a row for a map with a
     threshold or top-k (where a rank has more in a row, one more all-gather of all of them), of room for 64 scores and places for
     top-p, which takes nine or ten more, of 263 numbers, where a nucleus is not among the 64 largest of each rank. The gradient is
-    one more, of 2 to 7 numbers a row, and one where temperature or a parameter is learnt. All in float64.
+    one more, of 4 to 7 numbers a row, and one where temperature or a parameter is learnt. All in float64.
     """
     called = f"distributed.{map if isinstance(map, str) and map in REGISTRY else 'shared_map'}"
     ranks = ranks_of(called, group)

@@ -232,8 +232,9 @@ class LossInParts:
         """(the loss of a part [..., 1], its slopes by p), for a loss of p: the gradient is what `rows.pull` makes of them."""
         s, seen = self.shares(part, target, weight), self.part(part, target)
         p = self.rows.wide(seen, state)
-        if self.form.of_log:  # beside a largest score of +∞ a finite one costs V − x
-            p = p.masked_fill((state[0] == math.inf) & (seen.x < math.inf), -math.inf)
+        if self.form.of_log:  # beside a largest score of +∞ a finite one costs V − x, and itself nothing where it has no share
+            endless, y = state[0] == math.inf, self.target(part, target)[0]
+            p = p.masked_fill(endless & (seen.x < math.inf), -math.inf).masked_fill(endless & (seen.x == math.inf) & (y == 0), 0.0)
         value, slope = self.form.of_p(p, self.n, **self.options)  # type: ignore[misc]
         return _times(s, value).sum(-1, keepdim=True), _counted(s, slope)
 

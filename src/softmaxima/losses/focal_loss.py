@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import Array, as_tensor, check_per_row, check_value, moved_last
 from softmaxima.core.modules import held_value
 from softmaxima.core.public import public
+from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import sizes
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, RowLosses, evaluated, losses_of, register
 from softmaxima.losses._parts import RowForm
@@ -85,6 +86,10 @@ def composite(batch: Batch, gamma: float | Tensor) -> Tensor:
     others = logsumexp(log_p.masked_fill(likely, -math.inf), -1, keepdim=True)
     unlikely = torch.where(likely, LIKELY, log_p)
     odds = torch.where(likely, others - log_p, torch.log1p(-unlikely.exp()) - unlikely)
+    endless = row_maximum(batch.scores) == math.inf  # beside +∞ a finite score costs ∞, and +∞ nothing where it has no share
+    odds = odds.masked_fill(endless & (batch.scores < math.inf), math.inf)
+    if batch.labels is None:
+        odds = odds.masked_fill(endless & (batch.scores == math.inf) & (batch.target_distribution(odds.dtype) == 0), -math.inf)
     power = gamma.to(log_p.dtype) if isinstance(gamma, Tensor) else gamma
     return batch.reduce(0.0 - batch.expectation(odds, batch.class_weight, lambda odds: -_of_odds(odds, power)))
 
