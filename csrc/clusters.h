@@ -44,12 +44,13 @@ struct Ordered {
     double probability(const Cluster& c) const { return (c.level - high) - low; }
     bool counts(const Cluster& c) const { return probability(c) > ROUNDING * (1 + theta); }
 
-    // Michelot's method: λ of all that are within 1 of the highest level, and of those that are above it, until these are all.
+    // Michelot's method: λ of all that are within 1 of the highest level, and of those that are above it, until these are all. Of
+    // levels at λ but for rounding one may leave and come back.
     void find_threshold() {
         double top = NOTHING;
         for (int64_t c = 0; c < found; ++c) top = std::max(top, clusters[c].level);
         high = top - 1;
-        for (double before = -1;;) {
+        for (double before = std::numeric_limits<double>::infinity();;) {
             Sum sum;
             double size = 0;
             for (int64_t c = 0; c < found; ++c) {
@@ -60,7 +61,7 @@ struct Ordered {
                 sum.low += std::fma(own, clusters[c].level, -product);
                 size += own;
             }
-            if (size == before) return;
+            if (size >= before) return;
             before = size;
             sum.add(-1.0);
             high = sum.value() / size;

@@ -244,6 +244,7 @@ def beyond(name: str, what: str, whole: bool) -> tuple[float, ...]:
         "deflation": (-1,),
         "corrupted": (-1,),
         "generator": (-1,),
+        "first_query": (2**30 + 1, -math.inf, math.nan),  # before the keys too
     }.get(
         what,
         (-1, 0)

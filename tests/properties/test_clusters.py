@@ -116,6 +116,18 @@ def test_rows_of_few_scores(name: str):
     assert map(torch.zeros(2, 4), gamma=0.2).tolist() == [[0.25] * 4] * 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_levels_at_the_threshold_but_for_rounding(name: str):
+    """Where scores are tenths, many are: such a one may leave the support and come back."""
+    tenths = torch.arange(-30, 1, dtype=torch.float64) / 10
+    x = torch.cartesian_prod(tenths, tenths, tenths)
+    for gamma in (0.0, 0.1, 0.3):
+        p = REGISTRY[name](x, gamma=gamma)
+        assert float((p.sum(-1) - 1).abs().max()) <= 1e-12
+        some = slice(None, None, 97)
+        torch.testing.assert_close(p[some], REGISTRY[name].reference(x[some], gamma), atol=1e-12, rtol=0)
+
+
 def test_a_masked_score_is_taken_out_of_the_chain():
     x = torch.tensor([1.0, 5.0, 0.9, -1.0], dtype=torch.float64)
     where = torch.tensor([True, False, True, True])

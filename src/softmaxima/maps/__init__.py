@@ -1,5 +1,8 @@
 """Maps from scores to probabilities: one file a map, each with its literal reference, its sensitivity and its claims."""
 
+# isort: off
+from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin  # the first of every list of maps
+# isort: on
 from softmaxima.core.contract import REGISTRY, Cost, Map, Parameter, Properties, find_map, register
 from softmaxima.core.parts import InParts, in_parts
 from softmaxima.maps._module import MapModule
@@ -16,7 +19,6 @@ from softmaxima.maps.oscarmax import Oscarmax, oscarmax
 from softmaxima.maps.perturb_max import PerturbMax, perturb_max
 from softmaxima.maps.proportional import Proportional, proportional
 from softmaxima.maps.rectified_softmax import RectifiedSoftmax, rectified_softmax
-from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin
 from softmaxima.maps.sparsemax import Sparsemax, sparsemax
 from softmaxima.maps.taylor_softmax import TaylorSoftmax, taylor_softmax
 from softmaxima.maps.topk_softmax import TopKSoftmax, topk_softmax
