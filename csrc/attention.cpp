@@ -28,7 +28,7 @@ constexpr int64_t SELDOM = 8;        // one p in so many that is not 0 makes it 
 template <class C>
 struct Workspace {
     Array<C> key_panels, value_panels, keys, values;  // of a matrix
-    Array<C> query, g, x, p, dp, product, slopes;     // of a tile
+    Array<C> query, g, x, p, dp, dx, product, slopes; // of a tile
     Array<C> dk, dv;                                  // of a matrix
     Array<C> kept_p, kept_g, kept_d;                  // of the support of a row
     Array<int64_t> support;
@@ -541,6 +541,7 @@ struct Gradients {
     const C* value_panels;
     Lines<C> keys;
     C *g, *dp, *dk, *dv;
+    C* beside = nullptr;     // for dx, where p is needed with it
     bool careful = false;    // whether terms that are left out may be infinite or NaN
     bool is_spoilt = false;  // whether some result may have such a term
 
@@ -558,6 +559,7 @@ struct Gradients {
         dv = memory.dv.at_least(attention.keys * value_whole + 1);
         if (attention.softcap != 0) tile.slopes = memory.slopes.at_least(most * width);
         if (!panels || !g || !dp || !dk || !dv || (attention.softcap != 0 && !tile.slopes)) return false;
+        if (call.uses_scores && call.g_lse && !(beside = memory.dx.at_least(most * width))) return false;
         pack(tile.matrix.template row<T>(attention.v, 0), attention.v.distance, n, attention.value_size, panels);
         value_panels = panels;
         return whole_rows(tile.matrix.template row<T>(attention.k, 0), attention.k.distance, n, attention.size, memory.keys, keys);
@@ -658,7 +660,7 @@ struct Gradients {
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t j = count; j < width; ++j) dp[r * width + j] = 0;
         product<skips>(Left<C>{tile.p, 1, width}, g, value_whole, count, rows, value_whole, dv + begin * value_whole, value_whole);
-        C* dx = call.uses_scores ? tile.p : tile.x;
+        C* dx = !call.uses_scores ? tile.x : call.g_lse ? beside : tile.p;
         if (skips) hide_slopes(tile.p, dp);
         if (tile.call().states) {
             for (int64_t r = 0; r < rows; ++r) put_softmax_derivative(r, dx + r * width);
@@ -669,7 +671,7 @@ struct Gradients {
         for (int64_t r = 0; r < rows; ++r) add_lse(r, tile.p + r * width, width, dx + r * width);
         for (int64_t r = 0; tile.slopes && r < rows; ++r)
             for (int64_t j = 0; j < count; ++j) dx[r * width + j] *= tile.slopes[r * width + j];
-        if (skips && call.uses_scores) tile.hide_others();
+        for (int64_t r = 0; skips && call.uses_scores && r < rows; ++r) hide(tile.x + r * width, width, dx + r * width);
         if (skips && !call.uses_scores) hide_slopes(tile.p, dx);
         product<skips>(Left<C>{dx, 1, width}, tile.query, whole, count, rows, whole, dk + begin * whole, whole);
         clear(tile.product, rows * whole);

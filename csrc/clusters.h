@@ -32,6 +32,7 @@ struct Ordered {
     double theta;
     double high, low;  // λ
     bool nan;
+    bool is_alone;  // whether one cluster has all
 
     void add(int64_t begin, int64_t end, double level) { clusters[found++] = {begin, end, level}; }
 
@@ -41,8 +42,8 @@ struct Ordered {
         return sum.value();
     }
 
-    double probability(const Cluster& c) const { return (c.level - high) - low; }
-    bool counts(const Cluster& c) const { return probability(c) > ROUNDING * (1 + theta); }
+    double probability(const Cluster& c) const { return is_alone ? 1.0 / double(c.size()) : (c.level - high) - low; }
+    bool counts(const Cluster& c) const { return (c.level - high) - low > ROUNDING * (1 + theta); }
 
     // Michelot's method: λ of all that are within 1 of the highest level, and of those that are above it, until these are all. Of
     // levels at λ but for rounding one may leave and come back.
@@ -89,7 +90,7 @@ struct Clustered {
         ordered.theta = *row.theta;
         ordered.high = ordered.low = 0;
         double top = NOTHING;
-        ordered.nan = false;
+        ordered.nan = ordered.is_alone = false;
         for (int64_t i = 0; i < n; ++i) {
             const double x = row.score(i);
             top = x > top ? x : top;
@@ -104,6 +105,7 @@ struct Clustered {
         if (ordered.count == 0) return true;
         Solver::order(ordered);
         ordered.find_threshold();
+        ordered.is_alone = std::count_if(ordered.clusters, ordered.clusters + ordered.found, [&](const Cluster& c) { return ordered.counts(c); }) == 1;
         return true;
     }
 

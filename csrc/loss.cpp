@@ -99,10 +99,20 @@ struct Linear {
     Likelihood likelihood(const Row<T>&, int64_t c, const Part&) const { return {double(p[c]), 1 - double(p[c])}; }
 };
 
+// The same of p that need not add up to 1.
+template <class T>
+struct LinearOfAnyMass : Linear<T> {};
+
 }  // namespace
 
 template <class T>
 constexpr bool is_nonnegative<Linear<T>> = false;
+
+template <class T>
+constexpr bool is_nonnegative<LinearOfAnyMass<T>> = false;
+
+template <class T>
+constexpr bool knows_lack<LinearOfAnyMass<T>> = true;
 
 namespace {
 
@@ -131,10 +141,13 @@ int selected_loss(const SoftmaximaGivenLoss* call) { return given_losses<Selecte
 
 int surrogate_loss(const SoftmaximaGivenLoss* call) { return given_losses<Linear>(call); }
 
+int surrogate_loss_of_any_mass(const SoftmaximaGivenLoss* call) { return given_losses<LinearOfAnyMass>(call); }
+
 }  // namespace SOFTMAXIMA_ISA
 
 SOFTMAXIMA_KERNEL(selected_loss, GivenLoss)
 SOFTMAXIMA_KERNEL(surrogate_loss, GivenLoss)
+SOFTMAXIMA_KERNEL(surrogate_loss_of_any_mass, GivenLoss)
 SOFTMAXIMA_KERNEL(softmax_loss, Loss)
 SOFTMAXIMA_KERNEL(elastic_softmax_loss, Loss)
 SOFTMAXIMA_KERNEL(sparsemax_loss, Loss)

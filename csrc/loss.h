@@ -172,6 +172,10 @@ constexpr bool is_exponential = false;
 template <class T, Kind kind>
 constexpr bool is_exponential<Softmax<T, kind>> = true;
 
+// Whether `likelihood` tells what p lacks of 1; of another kernel that is what all others are.
+template <class Kernel>
+constexpr bool knows_lack = is_exponential<Kernel>;
+
 template <class Kernel>
 constexpr bool has_sink = false;
 
@@ -283,7 +287,7 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
         const Likelihood own = kernel.likelihood(row, c, part);
         if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
         const auto each = [&](int64_t i) { return double(widen(row.out[i])); };
-        if (row.score(c) > NOTHING) narrow(less<C>(share.weight, own, share.factor * target.u(c), c, row.n, is_exponential<Kernel>, each), row.out[c]);
+        if (row.score(c) > NOTHING) narrow(less<C>(share.weight, own, share.factor * target.u(c), c, row.n, knows_lack<Kernel>, each), row.out[c]);
         return true;
     }
     if (sizeof(T) == sizeof(C) && !kernel.emit(row, 0, row.n, part, scratch)) return false;
@@ -299,7 +303,7 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
             kernel.probabilities(row, i, length, part, block, scratch);
         }
         if (const int64_t found = most_of(p, length, share.weight); found >= 0) most = i + found;
-        if (!is_exponential<Kernel>)
+        if (!knows_lack<Kernel>)
             for (int64_t c = 0; c < length; ++c) others += i + c == most ? 0.0 : double(p[c]);
         const bool has_label = !soft && target.label >= i && target.label < i + length;
         const double of_label = has_label ? double(p[target.label - i]) : 0.0;
@@ -314,7 +318,7 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
         if (has_label) narrow(of_label - own(row, target, target.label, share.factor), row.out[target.label]);
     }
     if (most >= 0 && row.score(most) > NOTHING) {
-        const double lack = is_exponential<Kernel> ? share.weight * kernel.likelihood(row, most, part).rest : others;
+        const double lack = knows_lack<Kernel> ? share.weight * kernel.likelihood(row, most, part).rest : others;
         narrow((share.weight - own(row, target, most, share.factor)) - lack, row.out[most]);
     }
     return true;

@@ -72,7 +72,8 @@ def test_maps_and_their_gradients_are_those_of_python(case: Case, dtype: torch.d
             p = case(x, **options)
             slope = torch.autograd.grad(p, x, g)[0]
             assert (calls.answered["forward"] > before["forward"]) == takes_calls
-            assert (calls.answered["backward"] > before["backward"]) == takes_calls
+            # That of float16 is of p in float32, for Python to compute.
+            assert (calls.answered["backward"] > before["backward"]) == (takes_calls and dtype != torch.float16)
             expected = in_python(lambda x=x, options=options: case(x, **options))
             assert_same(p, expected)
             assert_same(slope, torch.autograd.grad(expected, x, g)[0])

@@ -536,8 +536,7 @@ def test_logsumexp_kernels_on_random_calls():
         )
         assert bool((p[draw.nothing] == 0).all())
         assert bool(p[draw.wrong].isnan().all())
-        shares = (draw.z == INF) * scale / (draw.z == INF).sum(-1, keepdim=True)
-        torch.testing.assert_close(p[draw.infinite], shares[draw.infinite], atol=TOLERANCE[draw.dtype], rtol=2**-8)
+        assert bool(p[draw.infinite].isnan().all())
 
 
 @needs_library
@@ -656,10 +655,10 @@ def test_cumulative_kernels_on_random_calls():
         for row, z, y, c, u, t in zip(draw.as_rows(result), draw.z, expected, infinite, draw.as_rows(g), tau, strict=True):
             if bool(z.isnan().any()) or len(z) > 300:
                 continue
-            shares = torch.where(c.unsqueeze(1) > 0, (z == INF) / c.clamp_min(1).unsqueeze(1), (z - y.unsqueeze(1)).exp())
+            shares = (z - y.unsqueeze(1)).exp().masked_fill(c.unsqueeze(1) > 0, NAN)
             slopes = torch.tril(torch.where((y == -INF).unsqueeze(1), 0.0, shares))
             size = (u.abs() @ slopes / t).clamp_min(1.0)
-            torch.testing.assert_close(row / size, u @ slopes / t / size, atol=4 * TOLERANCE[draw.dtype], rtol=0)
+            torch.testing.assert_close(row / size, u @ slopes / t / size, atol=4 * TOLERANCE[draw.dtype], rtol=0, equal_nan=True)
 
 
 @needs_library

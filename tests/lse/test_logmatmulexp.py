@@ -253,7 +253,7 @@ def test_a_chain_of_products_may_be_grouped_in_any_way(seed: int):
     ("x", "y", "error", "said"),
     [
         (torch.zeros(2, 3), np.zeros((3, 2)), TypeError, "of one kind"),
-        (torch.zeros(2, 3).long(), torch.zeros(3, 2), TypeError, "x must be float64"),
+        (torch.zeros(2, 3, dtype=torch.cfloat), torch.zeros(3, 2), TypeError, "x must be float64"),
         (torch.zeros(2, 3), torch.zeros(3, 2).to(torch.complex64), TypeError, "y must be float64"),
         (torch.zeros(2, 3), torch.zeros(2, 3), ValueError, "as long as the last but one of y"),
         (torch.zeros(()), torch.zeros(3), ValueError, "vectors or matrices"),

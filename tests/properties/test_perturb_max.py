@@ -137,7 +137,8 @@ def test_kernels_have_the_nodes_that_torch_has(noise: Any, dtype: torch.dtype):
         room = torch.finfo(dtype).eps
         torch.testing.assert_close(p.double(), expected, rtol=room, atol=max(1e-14, room * room))
         v = torch.autograd.grad(p, x, g)[0].double()
-        expected = PERTURB_MAX.sensitivity(p.detach().double(), z, noise=noise, scale=scale).pull(g.double())
+        of = expected if dtype == torch.float16 else p.detach().double()  # the slopes of float16 are of p before it is rounded
+        expected = PERTURB_MAX.sensitivity(of, z, noise=noise, scale=scale).pull(g.double())
         torch.testing.assert_close(v, expected, rtol=2 * room, atol=max(1e-13, room * room))
 
 
@@ -301,6 +302,6 @@ def test_the_loss_compiles_to_one_graph(noise: str):
 
 
 def test_the_noise_is_given_by_name():
-    with pytest.raises(TypeError, match=r"dim must be an int, got 'gumbel'; pass the noise by name: noise='gumbel'"):
+    with pytest.raises(TypeError, match="given by name, got 'gumbel'; write noise='gumbel'"):
         sm.perturb_max(torch.zeros(2, 3), "gumbel")  # type: ignore[arg-type]
     assert PERTURB_MAX.params[0].name == "noise"

@@ -600,8 +600,10 @@ def test_a_scaling_takes_as_many_classes_as_it_has():
 
 @pytest.mark.parametrize("method", ["temperature", "per_class", "vector", "matrix"])
 def test_classes_may_be_along_any_axis(method: str):
-    x, labels = 2 * torch.randn(6, 5, 4, 3, generator=torch.Generator().manual_seed(0)), torch.randint(3, (6, 5, 4))
-    where = (torch.rand(6, 5, 4, 3) > 0.1).scatter(-1, labels.unsqueeze(-1), True)
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.randn(6, 5, 4, 3, generator=generator)
+    labels = x.softmax(-1).flatten(0, 2).multinomial(1, generator=generator).view(6, 5, 4)
+    where = (torch.rand(6, 5, 4, 3, generator=generator) > 0.1).scatter(-1, labels.unsqueeze(-1), True)
     expected = sm.calibrate_scaling(x, labels, method, where=where, penalty=0.1 if method in ("vector", "matrix") else 0.0)
     for dim in (0, 1, 2, -2):
         moved, mask = x.movedim(-1, dim), where.movedim(-1, dim)

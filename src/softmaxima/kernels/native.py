@@ -558,7 +558,8 @@ def given_loss(
 ) -> tuple[Tensor, Tensor | None]:
     """`loss` of probabilities p that `forward` made, in float64 or float32; the gradient takes their place.
 
-    "selected_loss" is that of softmax over the scores where p > 0, "surrogate_loss" is ⟨p − y, x⟩.
+    "selected_loss" is that of softmax over the scores where p > 0, "surrogate_loss" is ⟨p − y, x⟩ of p that add up
+    to 1, and "surrogate_loss_of_any_mass" of any.
     """
     rows, layout, _kept = _read(x, 1.0, None)
     own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, 0.0, layout, p if gradient else None)

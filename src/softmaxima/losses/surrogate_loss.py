@@ -71,7 +71,8 @@ def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:
     found, values, absolute = batch.shifted(found, class_params(batch, found, params))
     fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
     whole = found.properties.mass == "one" and batch.labels is not None  # both p and y add up to 1
-    losses = losses_given(batch, "surrogate_loss", found, fixed.values(), fenchel=True) if batch.divided is None or whole else None
+    name = "surrogate_loss" if found.properties.mass == "one" else "surrogate_loss_of_any_mass"
+    losses = losses_given(batch, name, found, fixed.values(), fenchel=True) if batch.divided is None or whole else None
     of_batch = lambda batch: composite(batch, found, fixed, absolute)
     return Evaluation(losses, of_batch, tuple(fixed.values()), wide=True, absolute=absolute)
 

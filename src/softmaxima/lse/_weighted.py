@@ -69,7 +69,7 @@ def weighted_sum(x: Tensor, weights: Tensor, tau: float | Tensor) -> LogSum:
     # No product overflows, nor does its derivative: where a root is large, its weight is small.
     scale = (((origin - top) / tau + power * math.log(2)) / 2).exp() * 2.0 ** (-power / 2)  # the first factor is 1, to a rounding
     slope = torch.ones_like(relative).masked_fill(overflows, math.nan)  # nobody can say the shares of infinities
-    root = (with_slope(relative.unsqueeze(-1), z.unsqueeze(-1), slope.unsqueeze(-1)).squeeze(-1) / 2).exp() * scale
+    root = (with_slope(relative.detach().unsqueeze(-1), z.unsqueeze(-1), slope.unsqueeze(-1)).squeeze(-1) / 2).exp() * scale
     root = torch.where(used | (relative.abs() < SAFE_GAP), root, root.detach())  # of no weight and far away, by the weight alone
     ties, rest = terms_apart(weights * root * root, used & (relative == 0))
     opposed = (infinite & (weights > 0)).any(-1, keepdim=True) & (infinite & (weights < 0)).any(-1, keepdim=True)

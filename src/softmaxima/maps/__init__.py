@@ -2,6 +2,7 @@
 
 # isort: off
 from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin  # the first of every list of maps
+
 # isort: on
 from softmaxima.core.contract import REGISTRY, Cost, Map, Parameter, Properties, find_map, register
 from softmaxima.core.parts import InParts, in_parts
