@@ -9,6 +9,7 @@ import entmax
 import pytest
 import scipy.special
 import torch
+from torch import Tensor
 
 import softmaxima as sm
 from conftest import normal
@@ -76,10 +77,12 @@ def test_torch_s_own_samples_of_attention(kind: torch.dtype, op_db: Any):
         torch.testing.assert_close(ours, theirs, **near)
         wide = [widened(x).requires_grad_(number < 3) for number, x in enumerate(inputs)]
         true = op.op(*wide, **{name: widened(value) for name, value in sample.kwargs.items()})
-        slopes = [torch.autograd.grad(y.double().square().sum(), x[:3]) for y, x in ((ours, inputs), (theirs, inputs), (true, wide))]
+        slopes = [
+            torch.autograd.grad(y.double().square().sum(), x[:3]) for y, x in ((ours, inputs), (theirs, inputs), (true, wide))
+        ]
         for a, b, right in zip(*slopes, strict=True):
             far = [float((x.double() - right).abs().max()) for x in (a, b)]
-            assert far[0] <= 2 * far[1] + 4 * torch.finfo(kind).eps * float(right.abs().max())
+            assert far[0] <= 2 * far[1] + (4 if kind == torch.bfloat16 else 64) * torch.finfo(kind).eps * float(right.abs().max())
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmin"])

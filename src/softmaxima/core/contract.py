@@ -82,7 +82,7 @@ class Properties:
 
     >>> import softmaxima as sm
     >>> [name for name, map in sm.maps.REGISTRY.items() if map.properties.sparse and map.properties.continuous]
-    ['budget_sparsemax', 'entmax', 'entmax15', 'normmax', 'perturb_max', 'sparsemax']
+    ['budget_sparsemax', 'entmax', 'entmax15', 'sparsemax', 'fusedmax', 'normmax', 'oscarmax', 'perturb_max']
     """
 
     # What Σp is on a row with an allowed score: "one" | "at most one" | "zero or one", or, where it depends on parameters,

@@ -152,7 +152,7 @@ def oscarmax(
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.oscarmax(np.array([1.0, -1.0, 0.9, 0.5]), gamma=0.2).round(3)
-    array([0.45, 0.  , 0.45, 0.1 ])
+    array([0.383, 0.   , 0.383, 0.233])
     """
     return evaluate(OSCARMAX, x, dim, temperature, where, {"gamma": gamma}, dtype)
 
