@@ -27,10 +27,10 @@ constexpr int64_t SELDOM = 8;        // one p in so many that is not 0 makes it 
 // What a thread works in.
 template <class C>
 struct Workspace {
-    Array<C> key_panels, value_panels, keys, values;  // of a matrix
-    Array<C> query, g, x, p, dp, dx, product, slopes; // of a tile
-    Array<C> dk, dv;                                  // of a matrix
-    Array<C> kept_p, kept_g, kept_d;                  // of the support of a row
+    Array<C> key_panels, value_panels, keys, values;   // of a matrix
+    Array<C> query, g, x, p, dp, dx, product, slopes;  // of a tile
+    Array<C> dk, dv;                                   // of a matrix
+    Array<C> kept_p, kept_g, kept_d;                   // of the support of a row
     Array<int64_t> support;
 
     static Workspace& of_this_thread() {

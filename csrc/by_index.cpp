@@ -254,8 +254,7 @@ struct ByIndex {
         if (!exponentials(w, memory)) return false;
         const float* terms = memory.high.at_least(0);
         double* sums = memory.sums.at_least(0);
-        for (int64_t r = 0; r < rows(w); ++r)
-            sums[r] = sums[r] == 0 ? 0.0 : double(widen(g[first_row(w) + r])) / sums[r] * inverse(tau_of(w, r));
+        for (int64_t r = 0; r < rows(w); ++r) sums[r] = sums[r] == 0 ? 0.0 : double(widen(g[first_row(w) + r])) / sums[r] * inverse(tau_of(w, r));
         T* to = out + first_score(w);
         // A share of 0 has none of a sum that is infinite, and that of NaN.
         each(w, [&](int64_t score, int64_t row) __attribute__((always_inline)) {

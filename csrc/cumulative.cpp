@@ -159,7 +159,7 @@ bool backward(const SoftmaximaBackward* call, T*) {
             next_log = log_sums[begin * inner];
             for (int64_t i = length - 1; i >= 0; --i) {
                 const double own = maxima[(begin + i) * inner], upstream = double(widen(g[begin + i]));
-                double slope = 0;  // where nothing is summed yet
+                double slope = 0;       // where nothing is summed yet
                 if (own == INFINITE) {  // whose shares nobody can say
                     if (upstream != 0) sum = std::numeric_limits<double>::quiet_NaN();
                     slope = sum;

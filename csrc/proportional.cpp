@@ -392,8 +392,7 @@ struct Proportional {
         for (int64_t i = 0; most >= 0 && i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const W* f = read(i, length);
-            for (int64_t j = 0; j < length; ++j)
-                others += i + j == most ? 0.0 : product(double(f[j]) / whole, (double(g[most]) - double(g[i + j])) * shrink);
+            for (int64_t j = 0; j < length; ++j) others += i + j == most ? 0.0 : product(double(f[j]) / whole, (double(g[most]) - double(g[i + j])) * shrink);
         }
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
