@@ -41,7 +41,7 @@ def reference(x: Tensor, gamma: float | Tensor) -> Tensor:
 def _nearest(z: Tensor, gamma: float) -> Tensor:
     """The non-increasing sequence nearest to y_k = z_k + γk: first the greatest mean of a beginning of y, and so on."""
     u, begin = z.clone(), 0
-    while begin < len(z):
+    while begin < len(z) and gamma > 0:
         count = torch.arange(1, len(z) - begin + 1, dtype=z.dtype, device=z.device)
         means = z[begin:].cumsum(-1) / count + gamma * (begin + (count - 1) / 2)
         end = begin + int(means.argmax()) + 1
