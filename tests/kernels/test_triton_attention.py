@@ -15,7 +15,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from attending import agree, check_spoilt, differentiated, learning, spoilt
-from conftest import DEVICE
+from conftest import DEVICE, INTERPRETED
 from softmaxima.attn import fused, naive
 from softmaxima.attn.arguments import Request, check_request
 
@@ -180,7 +180,7 @@ def test_options(options: str, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in the interpreter's sums
-@pytest.mark.parametrize(("options", "name"), CROSSED)
+@pytest.mark.parametrize(("options", "name"), CROSSED[:: 3 if INTERPRETED else 1])
 def test_what_is_excluded_is_never_read(options: str, name: str) -> None:
     moved = {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in OPTIONS[options].items()}
     case = spoilt(requested(name, **moved), torch.Generator().manual_seed(CROSSED.index((options, name))))

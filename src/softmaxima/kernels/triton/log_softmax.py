@@ -48,7 +48,8 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
     share = exp(p)
     plain = g - tl.where(share == 0.0, 0.0, share * a)
     shrunk = (g * shrink - tl.where(share == 0.0, 0.0, share * (a * shrink + b))) * (1.0 / shrink)
-    rest = (-expm1(row_max(p).to(tl.float64))).to(g.dtype)
+    largest = row_max(tl.where(p < 0.0, p, -INFINITY))  # behind the row p is 0
+    rest = tl.where(p == 0.0, 0.0, (-expm1(largest.to(tl.float64))).to(g.dtype))
     plain = tl.where(share > 0.5, tl.where(rest == 0.0, 0.0, g * rest) - share * c, plain)
     return tl.where(p == -INFINITY, 0.0, tl.where(b == 0.0, plain, shrunk))
 
