@@ -73,7 +73,7 @@ def evaluation(batch: Batch, k: int | None, p: float | None) -> Evaluation:
 
     def composite(batch: Batch) -> Tensor:
         z = batch.scores - row_maximum(batch.scores)
-        z = torch.where(z.isnan().any(-1, keepdim=True), math.nan * z, z)  # with NaN for slopes, whatever is kept
+        z = z * torch.ones_like(z[..., :1]).masked_fill(z.isnan().any(-1, keepdim=True), math.nan)  # and its slopes
         kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
         log_sum = logsumexp(z, keepdim=True, where=kept)
         log_sum = log_sum.masked_fill(log_sum == -math.inf, 0.0).masked_fill(log_sum == math.inf, math.nan)
