@@ -570,8 +570,8 @@ def test_modules_take_tensors_and_parameters_as_options():
     for alpha in (torch.tensor([[1.5], [2.0]]), torch.nn.Parameter(torch.tensor(1.5)), np.array([[1.5], [2.0]])):
         module = sm.Entmax(alpha=alpha)
         assert module(X).shape == X.shape
-    with pytest.raises(ValueError, match=r"Entmax: alpha must be at least 1 and finite, got a tensor with 0\.5"):
-        sm.Entmax(alpha=torch.tensor([[1.5], [0.5]]))
+    with pytest.raises(ValueError, match=r"Entmax: alpha must be positive and finite, got a tensor with -0\.5"):
+        sm.Entmax(alpha=torch.tensor([[1.5], [-0.5]]))
     with torch.device("meta"):
         sm.Entmax(alpha=torch.nn.Parameter(torch.tensor(1.5)))
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import softmaxima as sm
 from conftest import Case, chosen, normal, rows
 
 pytestmark = pytest.mark.gpu
@@ -90,7 +91,6 @@ def test_masked_score_gets_nothing_and_the_others_never_see_it(case: Case, x: to
 
 
 def test_lowest_index_wins_ties_of_the_selecting_maps():
-    import softmaxima as sm
 
     x = torch.tensor([1.0, 2.0, 2.0, 1.0, 2.0])
     assert sm.topk_softmax(x, k=2).nonzero().flatten().tolist() == [1, 2]
@@ -101,7 +101,6 @@ def test_lowest_index_wins_ties_of_the_selecting_maps():
 
 def test_min_p_keeps_what_vllm_keeps_and_all_of_equal_scores():
     """By its code (vllm/v1/sample/logits_processor/builtin.py): p_i < p · max p is left out, of logits over the temperature."""
-    import softmaxima as sm
 
     x = torch.cat((normal(200, 40, scale=3.0), normal(1, 40).round().expand(2, -1)))
     for share, tau in ((0.1, 1.0), (0.05, 0.7), (0.3, 2.5), (0.0, 1.0), (1.0, 1.0)):
@@ -118,21 +117,40 @@ def test_min_p_keeps_what_vllm_keeps_and_all_of_equal_scores():
 
 
 def test_entmax_is_continuous_in_alpha_through_softmax_and_sparsemax():
-    import softmaxima as sm
 
     x = normal(20, 8)
     for alpha, other in ((1.0, sm.softmax(x)), (1.5, sm.entmax15(x)), (2.0, sm.sparsemax(x))):
         torch.testing.assert_close(sm.entmax(x, alpha=alpha), other, atol=1e-13, rtol=0)
-        for near in (alpha + 1e-9, max(alpha - 1e-9, 1.0)):
+        for near in (alpha + 1e-9, alpha - 1e-9):
             torch.testing.assert_close(sm.entmax(x, alpha=near), other, atol=1e-7, rtol=0)
     small = [float((sm.entmax(x, alpha=1 + h) - sm.softmax(x)).abs().max()) / h for h in (1e-3, 1e-6, 1e-9, 1e-12)]
     assert max(small) < 2 * min(small) + 1e-2  # the difference quotient does not blow up
 
 
+def test_entmax_below_one_gives_every_score_a_share():
+    x = normal(6, 7).requires_grad_()
+    alpha = torch.tensor([[0.1], [0.5], [0.99], [1.0], [1.2], [2.0]], dtype=torch.float64, requires_grad=True)
+    p = sm.entmax(x, alpha=alpha)
+    torch.testing.assert_close(p, torch.stack([sm.entmax(row, alpha=float(a)) for row, a in zip(x, alpha, strict=True)]))
+    beta = alpha[:3].detach() - 1
+    levels = beta * x[:3].detach() - p[:3].detach() ** beta  # λ, of each score
+    torch.testing.assert_close(levels, levels[:, :1].expand_as(levels), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(p.sum(-1), torch.ones(6, dtype=torch.float64))
+    labels = torch.arange(6)
+    assert torch.autograd.gradcheck(lambda x, alpha: sm.entmax(x, alpha=alpha), (x, alpha))
+    assert torch.autograd.gradcheck(lambda x, alpha: sm.entmax_loss(x, labels, alpha=alpha), (x, alpha))
+    assert torch.autograd.gradgradcheck(lambda x: sm.entmax(x, alpha=0.5), (x,))
+    for module, expected in (
+        (sm.Entmax(alpha=0.5), lambda x: sm.entmax(x, alpha=0.5)),
+        (sm.EntmaxLoss(alpha=0.5), lambda x: sm.entmax_loss(x, labels, alpha=0.5)),
+    ):
+        given = (x, labels) if isinstance(module, sm.EntmaxLoss) else (x,)
+        torch.testing.assert_close(module(*given), expected(x))
+
+
 @pytest.mark.parametrize("alpha", chosen([1.0001, 1.01, 1.1, 1.3, 1.7, 1.9, 2.2, 3.0, 5.0, 20.0]))
 @pytest.mark.parametrize("n", [1, 2, 50, 5000])
 def test_entmax_sums_to_one_for_every_alpha(alpha: float, n: int):
-    import softmaxima as sm
 
     for scale in (0.0, 1e-3, 1.0, 30.0):
         p = sm.entmax(normal(5, n, scale=scale), alpha=alpha)

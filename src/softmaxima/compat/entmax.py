@@ -39,6 +39,7 @@ tensor([[0.8307, 0.1693]])
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable
@@ -50,7 +51,6 @@ from torch import Tensor, nn
 
 from softmaxima import losses as _losses
 from softmaxima import maps as _maps
-from softmaxima.compat._entmax_below_one import POSITIVE_ENTMAX
 from softmaxima.core.arguments import as_scores, check_dim, like_input
 from softmaxima.core.contract import Map
 from softmaxima.core.evaluation import check_params
@@ -58,6 +58,7 @@ from softmaxima.core.numbers import check_axis, check_choice, check_count, check
 from softmaxima.core.tracing import is_traced
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.budget_sparsemax import BUDGET_SPARSEMAX
+from softmaxima.maps.entmax import ENTMAX_OF_ANY_ORDER
 from softmaxima.maps.normmax import NORMMAX
 
 __all__ = [
@@ -92,6 +93,9 @@ __version__ = "1.3"  # whose interface this is
 
 # `entmax.losses.SparsemaxLoss` and the like are names of the package too.
 activations = root_finding = losses = sys.modules[__name__]
+
+
+ENTMAX_BISECT = dataclasses.replace(ENTMAX_OF_ANY_ORDER, name="entmax_bisect")
 
 
 def _check_count(name: str, what: str, count: Any) -> None:
@@ -167,7 +171,7 @@ def entmax_bisect(
     """
     _check_count("entmax_bisect", "n_iter", n_iter)
     if _may_be_below_one(alpha):
-        return POSITIVE_ENTMAX(X, dim, alpha=alpha)
+        return ENTMAX_BISECT(X, dim, alpha=alpha)
     return _maps.entmax(X, dim=dim, alpha=alpha)
 
 
@@ -305,7 +309,7 @@ def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor = 1.5, n
 def _entmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor, n_iter: int | None, **options: Any) -> Tensor:
     _check_count("entmax_bisect_loss", "n_iter", n_iter)
     if _may_be_below_one(alpha):
-        return _losses.fenchel_young_loss(X, target, map=POSITIVE_ENTMAX, alpha=alpha, **options)
+        return _losses.fenchel_young_loss(X, target, map=ENTMAX_BISECT, alpha=alpha, **options)
     return _losses.entmax_loss(X, target, alpha=alpha, **options)
 
 
@@ -414,7 +418,7 @@ class EntmaxBisect(_MapModule):
     """
 
     function = entmax_bisect
-    map = POSITIVE_ENTMAX
+    map = ENTMAX_BISECT
 
     def __init__(self, alpha: float | Tensor = 1.5, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__(alpha=alpha, dim=dim, n_iter=n_iter)
@@ -523,7 +527,7 @@ class EntmaxBisectLoss(_LossModule):
     """
 
     function = _entmax_bisect_loss
-    map = POSITIVE_ENTMAX
+    map = ENTMAX_BISECT
 
     def __init__(
         self,

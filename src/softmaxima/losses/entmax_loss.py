@@ -13,7 +13,7 @@ from softmaxima.core.public import public
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
-from softmaxima.maps.entmax import ENTMAX
+from softmaxima.maps.entmax import ENTMAX, ENTMAX_OF_ANY_ORDER, entmax_of
 from softmaxima.maps.entmax15 import ENTMAX15
 
 
@@ -35,8 +35,8 @@ def entmax_loss(
     """The loss of entmax-α: convex, and for α > 1 exactly zero once x_t exceeds every other score by 1/(α − 1).
 
     Args:
-        alpha: α ≥ 1, a number or a tensor that broadcasts against x with size 1 along the class axis; a tensor may require grad.
-            1 is KL(y ‖ softmax), 2 the sparsemax loss.
+        alpha: α > 0 as of `entmax`, a number or a tensor that broadcasts against x with size 1 along the class axis; a tensor
+            may require grad. 1 is KL(y ‖ softmax), 2 the sparsemax loss.
         The others, errors and cost: as for `fenchel_young_loss`.
 
     Source: Peters, Niculae & Martins (2019), arXiv:1905.05702.
@@ -46,7 +46,7 @@ def entmax_loss(
     tensor(0.)
     """
     shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
-    return fenchel_young("entmax_loss", ENTMAX, {"alpha": alpha}, *shared)
+    return fenchel_young("entmax_loss", entmax_of(alpha), {"alpha": alpha}, *shared)
 
 
 @public
@@ -61,7 +61,7 @@ class EntmaxLoss(LossModule):
     function = entmax_loss
 
     def __init__(self, alpha: float | Tensor | nn.Module = 1.5, weight: Tensor | None = None, **options: Any) -> None:
-        (parameter,) = ENTMAX.params
+        (parameter,) = ENTMAX_OF_ANY_ORDER.params
         super().__init__(weight, alpha=parameter.held(type(self).__name__, alpha), **options)
 
 

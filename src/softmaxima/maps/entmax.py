@@ -1,18 +1,22 @@
 r"""entmax-α: p = argmax_{q∈Δ} ⟨q, x⟩ − Ω_α(q) = relu(βx − λ)^{1/β}, β = α − 1, Ω_α(p) = (Σ p^α − 1) / (α(α − 1)).
 
-α = 1 is softmax, α = 2 sparsemax. With l = log p, w = p^{2−α} and Σw their sum,
+α = 1 is softmax, α = 2 sparsemax, and below 1 nothing gets zero (`_below_one.py`). With l = log p, w = p^{2−α} and Σw their sum,
 
     ∂p/∂α = (p − q)/β² − (p l − q Σ p l)/β = p/Σw · [Σ pφ − φ − β (l Σ pφ − φ Σ p l)],   φ = (e^{−βl} − 1 + βl)/β² = l² φ₂(−βl).
 
-The first form cancels near α = 1; in the second nothing does, for every α ≥ 1, and its value at 1 is the limit
+The first form cancels near α = 1; in the second nothing does, and its value at 1 is the limit
 ½ p (Σ p l² − l²). Where p is small w and φ are beyond every dtype for large α: all are taken relative to e^c, c = max −βl.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +28,9 @@ from softmaxima.core.jacobian import Balanced
 from softmaxima.core.public import public
 from softmaxima.core.rows import divisor
 from softmaxima.core.series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
+from softmaxima.core.tracing import is_concrete, is_symbol
 from softmaxima.kernels.native import Kernel
+from softmaxima.maps._below_one import dense_rows, literal_rows
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
 
@@ -127,6 +133,50 @@ ENTMAX = register(
 )
 
 
+def reference_of_any_order(x: Tensor, alpha: float | Tensor) -> Tensor:
+    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=x.device)
+    below = alpha < 1
+    dense = literal_rows(x, torch.where(below, alpha, 0.5) - 1)
+    return torch.where(below, dense, reference(x, alpha.clamp_min(1.0)))
+
+
+def forward_of_any_order(z: Tensor, alpha: float | Tensor) -> Tensor:
+    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=z.device)
+    below = alpha < 1
+    dense = dense_rows(z, torch.where(below, alpha, 0.5) - 1).to(z.dtype)
+    return dense if below.all() else torch.where(below, dense, forward(z, alpha.clamp_min(1.0)))
+
+
+# The derivatives and the regulariser hold for every α > 0; kernels, and states of parts, are of α ≥ 1.
+ENTMAX_OF_ANY_ORDER: Map = dataclasses.replace(
+    ENTMAX,
+    kernel=None,
+    blocks=None,
+    reference=reference_of_any_order,
+    forward=forward_of_any_order,
+    properties=Properties(),
+    params=(
+        dataclasses.replace(
+            ENTMAX.params[0],
+            examples=(0.2, 0.75, 0.99),
+            valid=lambda alpha: (alpha > 0) & (alpha < math.inf),
+            domain="positive and finite",
+        ),
+    ),
+)
+
+
+def entmax_of(alpha: Any) -> Map:
+    """The map of every α > 0, or ENTMAX where α ≥ 1, as a tensor is taken to be that cannot be read now."""
+    if isinstance(alpha, Tensor):
+        has_kernels = not is_concrete(alpha) or bool(((alpha >= 1) & (alpha < math.inf)).all())
+    elif isinstance(alpha, np.ndarray):
+        has_kernels = bool(((alpha >= 1) & (alpha < math.inf)).all())
+    else:
+        has_kernels = is_symbol(alpha) or (isinstance(alpha, Real) and 1 <= alpha < math.inf)
+    return ENTMAX if has_kernels else ENTMAX_OF_ANY_ORDER
+
+
 @public
 def entmax(
     x: Array,
@@ -137,23 +187,25 @@ def entmax(
     where: Array | None = None,
     dtype: DType = None,
 ) -> Array:
-    """Entmax-α, `p = relu((α−1) x/τ − λ)^{1/(α−1)}` with λ such that Σp = 1, for every α ≥ 1.
+    """Entmax-α, `p = relu((α−1) x/τ − λ)^{1/(α−1)}` with λ such that Σp = 1, for every α > 0.
 
     α = 1 is softmax, α = 2 sparsemax, and p moves continuously with α, through α = 1 as well. For α > 1 scores more than
-    1/(α−1) below the maximum of x/τ always get exactly zero.
+    1/(α−1) below the maximum of x/τ always get exactly zero; for α < 1 no finite score does, and p falls as |x|^{1/(α−1)}.
 
     Args:
-        alpha: α ≥ 1, a number or a tensor that broadcasts against x with size 1 along `dim` (one a row, or one a head); a tensor
-            may require grad.
+        alpha: α > 0, a number or a tensor that broadcasts against x with size 1 along `dim` (one a row, or one a head); a tensor
+            may require grad. On a GPU and under a compiler a tensor is at least 1, and below 1 α is a number. By its name,
+            `map="entmax"` elsewhere, the map is that of α ≥ 1.
         x, dim, temperature, where, dtype: as for `softmax`.
 
     Errors as for `softmax`. Cost: two reads, one write and a Newton solve over the scores that can be in the support; never a sort.
+    Below 1 some tens of passes by torch's operations, in float64.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.entmax(np.array([1.0, 0.0, -2.0]), alpha=1.2).round(4)
     array([0.7622, 0.2328, 0.005 ])
     """
-    return evaluate(ENTMAX, x, dim, temperature, where, {"alpha": alpha}, dtype)
+    return evaluate(entmax_of(alpha), x, dim, temperature, where, {"alpha": alpha}, dtype)
 
 
 @public
@@ -172,4 +224,8 @@ class Entmax(MapModule):
         *,
         temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
-        super().__init__(ENTMAX, dim, temperature=temperature, alpha=alpha)
+        super().__init__(ENTMAX_OF_ANY_ORDER, dim, temperature=temperature, alpha=alpha)
+        self.map = entmax_of(self.options["alpha"])  # by which attention knows it
+
+    def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        return entmax(x, where=where, **self.options)
