@@ -43,7 +43,7 @@ struct Ordered {
     }
 
     double probability(const Cluster& c) const { return is_alone ? 1.0 / double(c.size()) : (c.level - high) - low; }
-    bool counts(const Cluster& c) const { return (c.level - high) - low > ROUNDING * (1 + theta); }
+    bool counts(const Cluster& c) const { return (c.level - high) - low > std::min(ROUNDING * (1 + theta), 0.5 / double(count)); }
 
     // Michelot's method: λ of all that are within 1 of the highest level, and of those that are above it, until these are all. Of
     // levels at λ but for rounding one may leave and come back.

@@ -245,10 +245,13 @@ double own(const Row<T>& row, const Target<T>& target, int64_t c, double factor)
     return x > NOTHING || x != x ? factor * target.u(c) : 0.0;
 }
 
+// A p above this is most of its row; of two that share it both are ½, or above by a rounding.
+constexpr double MOST = 0.75;
+
 // weight p − taken, of a p near 1 by what it lacks of that: where its digits are few for C, what all others are, weight p(c) of each.
 template <class C, class Each>
 double less(double weight, Likelihood own, double taken, int64_t label, int64_t n, bool is_known, const Each& each) {
-    if (!(own.p > 0.5)) return weight * own.p - taken;
+    if (!(own.p > MOST)) return weight * own.p - taken;
     double lack = weight * own.rest;
     if (!is_known && own.rest < (sizeof(C) < sizeof(double) ? 0x1p-20 : 0.5)) {
         lack = 0;
@@ -261,7 +264,7 @@ double less(double weight, Likelihood own, double taken, int64_t label, int64_t 
 template <class C>
 int64_t most_of(const C* p, int64_t n, double weight) {
     for (int64_t c = 0; c < n; c += LOOK)
-        if (const uint64_t found = above(p + c, minimum(LOOK, n - c), C(0.5 * weight))) return c + __builtin_ctzll(found);
+        if (const uint64_t found = above(p + c, minimum(LOOK, n - c), C(MOST * weight))) return c + __builtin_ctzll(found);
     return -1;
 }
 
@@ -510,7 +513,7 @@ bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
                 const Target<T> target = target_at(row);
                 for (int64_t c = 0; c < row.n; ++c) {
                     const double p = double(at(c, j));
-                    (p > 0.5 * weight[j]) ? void(most[j] = c) : void(others[j] += p);
+                    (p > MOST * weight[j]) ? void(most[j] = c) : void(others[j] += p);
                     at(c, j) = C(double(at(c, j)) - own(row, target, c, factor[j]));
                 }
             }

@@ -30,8 +30,9 @@ class Clusters(NamedTuple):
 
 
 def probabilities(found: Clusters, gamma: float | Tensor) -> Tensor:
-    p = entmax_rows(found.level, 1.0)
-    return p.masked_fill(p <= ROUNDING * (1 + gamma), 0.0)
+    p, count = entmax_rows(found.level, 1.0), (found.level > -math.inf).sum(-1, keepdim=True)
+    rounding = torch.minimum(torch.as_tensor(ROUNDING * (1 + gamma), dtype=p.dtype, device=p.device), 0.5 / count)
+    return p.masked_fill(p <= rounding, 0.0)
 
 
 def sensitivity(found: Clusters, gamma: float | Tensor, dtype: torch.dtype) -> Clustered:

@@ -85,11 +85,23 @@ def _greatest(gains: list[float], gamma: float) -> list[bool]:
     return chosen[::-1]
 
 
+def _rates(z: list[float]) -> list[float]:
+    """∂u/∂γ at γ = 0: neighbours that are equal move together."""
+    rates: list[float] = []
+    for _, equal in itertools.groupby(z):
+        begin, count = len(rates), len(list(equal))
+        end = begin + count
+        rises = (z[end] > z[end - 1]) - (z[end] < z[end - 1]) if end < len(z) else 0
+        rose = (z[begin] > z[begin - 1]) - (z[begin] < z[begin - 1]) if begin else 0
+        rates += [(rises - rose) / count] * count
+    return rates
+
+
 def solve(z: list[float], gamma: float) -> tuple[Sequence[int], list[Cluster]]:
     """The clusters of a row whose largest score is 0, by the taut string, in O(n); neighbours that are equal are one cluster."""
     n = len(z)
     if gamma == 0:
-        return range(n), [(k, k + 1, z[k], 0.0) for k in range(n)]
+        return range(n), [(k, k + 1, z[k], rate) for k, rate in enumerate(_rates(z))]
     # Nothing so low can have a probability, nor do its neighbours see how low it is.
     z = [max(v, -2 - 4 * gamma) for v in z]
     sums = [0.0, *itertools.accumulate(z)]
@@ -164,11 +176,11 @@ def gamma_regulariser_gradient(p: Tensor, gamma: float | Tensor) -> Tensor:
 
 def conjugate(z: Tensor, p: Tensor, gamma: float | Tensor) -> Tensor:
     """Ω*(z), with the neighbours that masks leave."""
+    varies = variation(p, z > -math.inf).unsqueeze(-1)
     with torch.no_grad():
-        varies = variation(p, z > -math.inf).unsqueeze(-1)
         value = (p * without_mask(z)).sum(-1, keepdim=True) - gini(p).unsqueeze(-1) - gamma * varies
     value = with_slope(value.detach(), z, p)
-    return (with_slope(value, gamma, -varies.detach()) if isinstance(gamma, Tensor) else value).squeeze(-1)
+    return (with_slope(value, gamma, -varies) if isinstance(gamma, Tensor) else value).squeeze(-1)
 
 
 FUSEDMAX = register(
