@@ -34,6 +34,9 @@ struct Oscar {
             totals[row.found] = total;
             row.clusters[row.found++] = own;
         }
+        // Beside a large γ, 1 is nothing: of levels less the highest it is not.
+        const double highest = row.clusters[0].level;
+        for (int64_t c = 0; c < row.found; ++c) row.clusters[c].level -= highest;
     }
 };
 

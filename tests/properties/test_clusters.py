@@ -157,3 +157,31 @@ def test_long_rows(name: str, n: int):
     torch.testing.assert_close(p, REGISTRY[name].forward(x, gamma=gamma), atol=1e-12, rtol=0)
     torch.testing.assert_close(p.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-12, rtol=0)
     assert len(p[0].unique()) < n / 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [1, 5, 300])
+def test_a_strength_beyond_all_scores_gives_equal_shares(name: str, n: int):
+    x = normal(3, n)
+    for gamma in (1e9, 1e12, 1e15, 1e30):
+        for p in (REGISTRY[name](x, gamma=gamma), REGISTRY[name].forward(x, gamma=gamma)):
+            torch.testing.assert_close(p, torch.full_like(p, 1 / n), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_slope_by_a_strength_of_0_is_that_above_it(name: str):
+    x = torch.tensor([[0.3, 0.1, 0.1, 0.45], [0.2, 0.2, 0.4, 0.3]], dtype=torch.float64)
+    gamma, g = torch.zeros((), dtype=torch.float64, requires_grad=True), normal(2, 4, seed=1)
+    (slope,) = torch.autograd.grad((g * REGISTRY[name](x, gamma=gamma)).sum(), gamma)
+    step = 1e-7
+    change = (g * (REGISTRY[name](x, gamma=step) - REGISTRY[name](x, gamma=0.0))).sum() / step
+    torch.testing.assert_close(slope, change, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives_of_its_loss_are_symmetric(name: str):
+    x, y = normal(3, 4, scale=0.3).requires_grad_(), torch.tensor([0, 2, 3])
+    gamma = torch.tensor(0.03, dtype=torch.float64, requires_grad=True)
+    loss = lambda x, gamma: getattr(sm, f"{name}_loss")(x, y, gamma=gamma)
+    assert torch.autograd.gradcheck(loss, (x, gamma))
+    assert torch.autograd.gradgradcheck(loss, (x, gamma))

@@ -75,6 +75,21 @@ def test_slope_of_a_probability_near_1_has_its_digits(loss: LossCase, dtype: tor
             )
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_two_classes_that_share_a_row_have_one_slope(loss: LossCase, dtype: torch.dtype, n: int):
+    """Of two equal scores far above all others p is ½, or above it by a rounding, for both."""
+    if loss.loss.on_cosines or not REGISTRY[loss.loss.map or loss.options.get("map", "softmax")].properties.order_preserving:
+        return
+    x = torch.full((20, n), -30.0, dtype=dtype)
+    x[:, :2] = torch.linspace(-3, 3, 20)[:, None].to(dtype)
+    target = F.one_hot(torch.zeros(20, dtype=torch.long), n).to(dtype)
+    target[:, :2] = 0.5
+    for temperature in (1.0, 0.7):
+        scores = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(scores, target, temperature=temperature, reduction="sum"), scores)
+        torch.testing.assert_close(slope[:, 0], slope[:, 1], atol=4 * TOLERANCE[dtype], rtol=4 * TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize(("function", "what"), [(sm.am_softmax_loss, "temperature"), (sm.cosface, "scale"), (sm.arcface, "scale")])
 def test_the_scale_of_cosines_may_learn(function, what: str):
     x, y = 0.9 * torch.tanh(normal(2, 4, 3)), labels((2, 3), 4)

@@ -160,8 +160,7 @@ def check_request(
     mask, additive = _check_mask(name, attn_mask, query, shape)
     bias = _check_bias(name, "bias", bias, query, shape)
     if additive is not None:
-        wide = COMPUTE_DTYPE[query.dtype]
-        bias = additive if bias is None else bias.to(wide) + additive.to(wide)
+        bias = additive if bias is None else _together(bias, additive, COMPUTE_DTYPE[query.dtype])
     left, right = check_window(name, window)
     if is_causal:
         right = 0
@@ -331,6 +330,11 @@ def _check_causal(name: str, mask: CausalBias, shape: tuple[int, ...]) -> int:
     if given != shape[-2:]:
         raise ValueError(f"{name}: attn_mask must be of {shape[-2]} queries and {shape[-1]} keys, got a CausalBias of {given}")
     return 0 if mask.variant == CausalVariant.UPPER_LEFT else given[1] - given[0]
+
+
+def _together(bias: Tensor, mask: Tensor, wide: torch.dtype) -> Tensor:
+    """The sum, −∞ where one is, whatever the other."""
+    return (bias.to(wide) + mask.to(wide)).masked_fill((bias == -math.inf) | (mask == -math.inf), -math.inf)
 
 
 def _check_bias(name: str, what: str, bias: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:

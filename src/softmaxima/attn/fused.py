@@ -273,7 +273,7 @@ def _of_rows(
         elif name == "temperature":
             found.append(_summed(-product(dq, request.query.double()).sum(-1, keepdim=True) / value, value))
         else:  # the sink of softmax: nothing else that learns `fits`
-            slope = -(g.double() * output).sum(-1, keepdim=True)
+            slope = -product(output, g.double()).sum(-1, keepdim=True)  # 0 of a query that sees nothing
             if g_mass is not None:
                 slope = slope + g_mass.unsqueeze(-1)
             share = torch.exp(value.double() - mass.unsqueeze(-1))

@@ -29,7 +29,8 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
 
     Arguments, shapes, masks and state dict are those of torch's module, of which this is one; with `map="softmax"` its outputs too,
     but where a query may see nothing: it gets the bias of the output projection, not NaN. `is_causal=True` is enough for a causal
-    mask. Padding is never read, and may be NaN. The weights that are returned are those before dropout.
+    mask. Padded keys and values are never read, and may be NaN; a padded query gives what it holds. The weights that are
+    returned are those before dropout.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as of

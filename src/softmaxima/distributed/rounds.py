@@ -204,7 +204,7 @@ class OfSoftmax(Rounds):
         output, mass = end
         found: dict[str, Tensor] = dict(zip(("query", "temperature"), known, strict=False))
         if isinstance(self.level, Tensor):  # the share of the sink, whose value is 0, is exp(β − LSE)
-            slope = -(g.double() * output).sum(-1, keepdim=True)
+            slope = -product(output, g.double()).sum(-1, keepdim=True)
             share = (self.level.double() - mass).exp()
             found[self.request.map.with_sink[1]] = torch.where(mass == -math.inf, 0.0, share * slope)  # type: ignore[index]
         return found

@@ -9,6 +9,7 @@ of these. Scores nearer than γ to the next ones are equal in it, and of very ma
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -53,10 +54,13 @@ def _nearest(z: Tensor, gamma: float) -> Tensor:
 def solve(z: list[float], gamma: float) -> tuple[Sequence[int], list[Cluster]]:
     """The clusters of a row, by pooling neighbours in order that are equal or out of order."""
     order = sorted(range(len(z)), key=lambda i: -z[i])
+    if gamma == 0:  # equal scores are clusters by themselves, which move together
+        places = [[*group] for _, group in itertools.groupby(range(len(z)), key=lambda k: z[order[k]])]
+        return order, [(k, k + 1, z[order[k]], (group[0] + group[-1]) / 2) for group in places for k in group]
     found: list[tuple[int, int, float, float]] = []  # (begin, end, Σz, u)
     for k, place in enumerate(order):
         begin, total, level = k, z[place], z[place] + gamma * k
-        while found and gamma > 0 and level >= found[-1][3] - ROUNDING * (1 + abs(level)):
+        while found and level >= found[-1][3] - ROUNDING * (1 + abs(level)):
             begin, _, more, _ = found.pop()
             total += more
             level = total / (k + 1 - begin) + gamma * (begin + k) / 2
