@@ -559,7 +559,9 @@ struct Gradients {
         dv = memory.dv.at_least(attention.keys * value_whole + 1);
         if (attention.softcap != 0) tile.slopes = memory.slopes.at_least(most * width);
         if (!panels || !g || !dp || !dk || !dv || (attention.softcap != 0 && !tile.slopes)) return false;
-        if (call.uses_scores && call.g_lse && !(beside = memory.dx.at_least(most * width))) return false;
+        const bool keeps_p = call.uses_scores && call.g_lse;
+        beside = keeps_p ? memory.dx.at_least(most * width) : nullptr;
+        if (keeps_p && !beside) return false;
         pack(tile.matrix.template row<T>(attention.v, 0), attention.v.distance, n, attention.value_size, panels);
         value_panels = panels;
         return whole_rows(tile.matrix.template row<T>(attention.k, 0), attention.k.distance, n, attention.size, memory.keys, keys);

@@ -173,7 +173,7 @@ def entmax_of(alpha: Any) -> Map:
     elif isinstance(alpha, np.ndarray):
         has_kernels = bool(((alpha >= 1) & (alpha < math.inf)).all())
     else:
-        has_kernels = is_symbol(alpha) or (isinstance(alpha, Real) and 1 <= alpha < math.inf)
+        has_kernels = is_symbol(alpha) or (isinstance(alpha, Real) and 1 <= float(alpha) < math.inf)
     return ENTMAX if has_kernels else ENTMAX_OF_ANY_ORDER
 
 
