@@ -131,7 +131,9 @@ def test_entmax_below_one_gives_every_score_a_share():
     x = normal(6, 7).requires_grad_()
     alpha = torch.tensor([[0.1], [0.5], [0.99], [1.0], [1.2], [2.0]], dtype=torch.float64, requires_grad=True)
     p = sm.entmax(x, alpha=alpha)
-    torch.testing.assert_close(p, torch.stack([sm.entmax(row, alpha=float(a)) for row, a in zip(x, alpha, strict=True)]))
+    torch.testing.assert_close(
+        p, torch.stack([sm.entmax(row, alpha=a) for row, a in zip(x, alpha.flatten().tolist(), strict=True)])
+    )
     beta = alpha[:3].detach() - 1
     levels = beta * x[:3].detach() - p[:3].detach() ** beta  # λ, of each score
     torch.testing.assert_close(levels, levels[:, :1].expand_as(levels), rtol=1e-9, atol=1e-9)

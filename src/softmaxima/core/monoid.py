@@ -24,6 +24,7 @@ from torch import Tensor
 
 from softmaxima.core.double_double import Pair, divide
 from softmaxima.core.error_free import two_sum
+from softmaxima.core.rows import number_like
 from softmaxima.core.temperature import is_one
 from softmaxima.core.tracing import sizes
 
@@ -98,7 +99,7 @@ class LogSum(NamedTuple):
 
     def above(self, level: float | Tensor, tau: float | Tensor) -> Pair:
         """How far M/τ is above a level, in two terms; +∞ above −∞."""
-        sink = torch.as_tensor(level, dtype=self.top.dtype, device=self.top.device)
+        sink = number_like(level, self.top, self.top.dtype)
         height, lost = _over((self.anchor, torch.zeros_like(self.anchor)), tau)
         above, rounding = two_sum(height, -sink)
         lost = torch.nan_to_num(lost + rounding, 0.0, 0.0, 0.0)
@@ -126,7 +127,7 @@ def _over(x: Pair, tau: float | Tensor) -> Pair:
     if is_one(tau):
         return x[0], x[1].detach()
     z = x[0] / tau
-    high, low = divide((x[0].detach(), x[1].detach()), torch.as_tensor(tau, dtype=torch.float64, device=z.device).detach())
+    high, low = divide((x[0].detach(), x[1].detach()), number_like(tau, z).detach())
     return z, (high - z.detach()) + low  # torch multiplies by the reciprocal of a number
 
 

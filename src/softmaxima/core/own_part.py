@@ -15,6 +15,7 @@ from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.blocks import Part, State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts, spread
+from softmaxima.core.rows import number_like
 from softmaxima.core.temperature import over
 from softmaxima.kernels.devices import library
 
@@ -82,7 +83,7 @@ class OwnPart:
         """g p/τ, g [..., 1], in the dtype of the scores: the gradient by them of g V where ∂V/∂(x/τ) = p."""
         if not self.has_shares:
             p, where = self.rows.sparse(self.read, state)
-            g = torch.as_tensor(g, dtype=torch.float64, device=p.device)
+            g = number_like(g, p)
             slope = narrowed(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), self.x.dtype)
             spoilt = g.isnan()
             slope = spread(slope, where, self.read)
@@ -90,7 +91,7 @@ class OwnPart:
         own = monoid.LogSum(*state)
         rest, share = own.log_mass().masked_fill(own.top == -math.inf, 0.0), self._mass(own)
         share = share * torch.where(own.mass > 0, rest.exp() / own.mass, 1.0)  # as a double the logarithm lacks digits of its sum
-        g = torch.where(share == 0, 0.0, share * torch.as_tensor(g, dtype=torch.float64, device=share.device))
+        g = torch.where(share == 0, 0.0, share * number_like(g, share))
         x = self.x.to(COMPUTE_DTYPE[self.x.dtype])
         g = g.masked_fill(own.top == math.inf, math.nan).squeeze(-1).to(x.dtype)
         found = self.kernels.logsumexp_backward(x, torch.stack((own.anchor, rest)).squeeze(-1), g, self.rows.tau, self.mask)

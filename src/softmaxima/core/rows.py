@@ -20,6 +20,11 @@ def row_maximum(z: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == -math.inf, 0.0)
 
 
+def number_like(value: float | Tensor, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A number or tensor as a tensor on the device of x; torch.as_tensor warns of a constant where torch.jit traces."""
+    return value.to(x.device, dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=x.device)
+
+
 def xlogx(p: Tensor) -> Tensor:
     """p log p; 0 at 0, where it is given no slope."""
     return p * p.masked_fill(p <= 0, 1.0).log()

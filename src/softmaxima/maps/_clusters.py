@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.jacobian import Clustered
+from softmaxima.core.rows import number_like
 from softmaxima.maps._threshold import entmax_rows
 
 ROUNDING = 2.0**-48  # of levels: it must not say which equal scores are in one cluster, nor what is in the support at its edge
@@ -31,7 +32,7 @@ class Clusters(NamedTuple):
 
 def probabilities(found: Clusters, gamma: float | Tensor) -> Tensor:
     p, count = entmax_rows(found.level, 1.0), (found.level > -math.inf).sum(-1, keepdim=True)
-    rounding = torch.minimum(torch.as_tensor(ROUNDING * (1 + gamma), dtype=p.dtype, device=p.device), 0.5 / count)
+    rounding = torch.minimum(number_like(ROUNDING * (1 + gamma), p, p.dtype), 0.5 / count)
     return p.masked_fill(p <= rounding, 0.0)
 
 
@@ -111,6 +112,6 @@ def operation(name: str, solve: Solver) -> Callable[[Tensor, Any], Clusters]:
         return clusters(z, gamma), (0, 0, 0)
 
     def found(z: Tensor, gamma: Any) -> Clusters:
-        return Clusters(*clusters(z.detach(), torch.as_tensor(gamma, dtype=torch.float64, device=z.device).detach()))
+        return Clusters(*clusters(z.detach(), number_like(gamma, z).detach()))
 
     return found

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.rows import normalise_exp, row_maximum
+from softmaxima.core.rows import normalise_exp, number_like, row_maximum
 from softmaxima.core.series import expm1_ratio
 from softmaxima.core.tracing import is_exporting_to_onnx, sizes
 
@@ -60,7 +60,7 @@ def entmax_rows(z: Tensor, beta: float | Tensor) -> Tensor:
     """entmax of the rows of z [..., n], β a number or a tensor [..., 1]."""
     if is_exporting_to_onnx():
         return _unrolled(z, beta)
-    return _solve(z, torch.as_tensor(beta, dtype=torch.float64, device=z.device))
+    return _solve(z, number_like(beta, z))
 
 
 def _solve(z: Tensor, beta: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def _by_sorting(x: Tensor, beta: Any) -> Tensor:
 
 
 def _by_halving(x: Tensor, beta: float | Tensor) -> Tensor:
-    order = torch.as_tensor(beta, dtype=x.dtype, device=x.device).clamp_min(1e-8)  # where it is softmax to eight digits
+    order = number_like(beta, x, x.dtype).clamp_min(1e-8)  # where it is softmax to eight digits
     z = order * x
     at = lambda level: (z - level).relu() ** (1 / order)
     low = torch.full_like(z[..., :1], -1.0)

@@ -20,7 +20,7 @@ from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import DiagonalAndProduct
 from softmaxima.core.monoid import LogSum
 from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum, total, xlogx
+from softmaxima.core.rows import number_like, row_maximum, total, xlogx
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
@@ -35,7 +35,7 @@ def weigh(z: Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 
     The shift covers β too: adding a constant after a shift by max(x) alone would be another function.
     """
-    level = torch.as_tensor(beta, dtype=torch.float64, device=z.device).clamp_max(torch.finfo(z.dtype).max).to(z.dtype)
+    level = number_like(beta, z).clamp_max(torch.finfo(z.dtype).max).to(z.dtype)
     shift = torch.maximum(row_maximum(z), level.detach())
     weights, of_sink = (z - shift).exp(), (level - shift).exp()
     return weights, of_sink, total(weights, of_sink), shift

@@ -26,7 +26,7 @@ from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Balanced
 from softmaxima.core.public import public
-from softmaxima.core.rows import divisor
+from softmaxima.core.rows import divisor, number_like
 from softmaxima.core.series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
 from softmaxima.core.tracing import is_concrete, is_symbol
 from softmaxima.kernels.native import Kernel
@@ -141,7 +141,7 @@ def reference_of_any_order(x: Tensor, alpha: float | Tensor) -> Tensor:
 
 
 def forward_of_any_order(z: Tensor, alpha: float | Tensor) -> Tensor:
-    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=z.device)
+    alpha = number_like(alpha, z)
     below = alpha < 1
     dense = dense_rows(z, torch.where(below, alpha, 0.5) - 1).to(z.dtype)
     return dense if below.all() else torch.where(below, dense, forward(z, alpha.clamp_min(1.0)))

@@ -27,7 +27,7 @@ from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Centred
 from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum, total
+from softmaxima.core.rows import number_like, row_maximum, total
 from softmaxima.core.tracing import is_exporting_to_onnx
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -48,7 +48,7 @@ def reference(x: Tensor, alpha: float | Tensor) -> Tensor:
 
 
 def forward(z: Tensor, alpha: float | Tensor) -> Tensor:
-    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=z.device)
+    alpha = number_like(alpha, z)
     x = z.double() - row_maximum(z).double()
     u = _by_halving(x, alpha) if is_exporting_to_onnx() else _by_newton(x, alpha)
     return (u / total(u)).to(z.dtype)
@@ -87,7 +87,7 @@ def _log_powers(p: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def _per_beta(values: Tensor, alpha: float | Tensor) -> Tensor:
     """values/β, and 0 for β = 0, where p is piecewise constant."""
-    beta = torch.as_tensor(alpha, dtype=values.dtype, device=values.device) - 1
+    beta = number_like(alpha, values, values.dtype) - 1
     return values / beta.masked_fill(beta == 0, math.inf)
 
 
