@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -9,7 +11,9 @@ from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 import softmaxima as sm
 from conftest import Case, LossCase, exhaustively, normal
+from softmaxima.core.contract import Map
 from softmaxima.kernels import native
+from softmaxima.maps import REGISTRY as MAPS
 
 
 @pytest.mark.gpu
@@ -21,6 +25,36 @@ def test_vmap_equals_a_loop(case: Case):
     torch.testing.assert_close(vmap(lambda row: case(row, dim=0), in_dims=2, out_dims=2)(x), torch.stack(
         [case(x[..., i], dim=0) for i in range(5)], -1
     ))  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_derivatives_under_vmap_equal_a_loop(case: Case):
+    x = normal(3, 5)
+    each = torch.stack([sm.jacobian(case.map, row, **case.params) for row in x])
+    close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-10)
+    close(vmap(grad(lambda row: case(row)[0]))(x), each[:, 0])
+    close(vmap(jacrev(case))(x), each)
+    close(vmap(jacfwd(case))(x), each)
+    close(jacrev(vmap(case))(x).diagonal(dim1=0, dim2=2).movedim(-1, 0), each)
+
+
+@pytest.mark.gpu
+def test_derivatives_by_parameters_under_vmap_equal_a_loop(case: Case):
+    x = normal(3, 5)
+    for parameter in case.map.params:
+        if parameter.gradient is None:
+            continue
+        of = lambda row, value, name=parameter.name: case.map(row, **case.params | {name: value})[0]
+        value = torch.tensor(case.params[parameter.name], dtype=torch.float64)
+        each = torch.stack([grad(of, 1)(row, value) for row in x])
+        torch.testing.assert_close(vmap(grad(of, 1), (0, None))(x, value), each)
+
+
+@pytest.mark.parametrize("map", [map for map in MAPS.values() if not map.properties.logarithmic], ids=lambda map: map.name)
+def test_attention_under_vmap_of_a_gradient_equals_a_loop(map: Map):
+    q, k, v = normal(3, 2, 4), normal(3, 5, 4, seed=1), normal(3, 5, 2, seed=2)
+    slope = grad(lambda q, k, v: sm.attention(q, k, v, map=map).square().sum())
+    torch.testing.assert_close(vmap(slope)(q, k, v), torch.stack([slope(*each) for each in zip(q, k, v, strict=True)]))
 
 
 @pytest.mark.gpu

@@ -36,17 +36,16 @@ def probabilities(found: Clusters, gamma: float | Tensor) -> Tensor:
     return p.masked_fill(p <= rounding, 0.0)
 
 
-def sensitivity(found: Clusters, gamma: float | Tensor, dtype: torch.dtype) -> Clustered:
-    support, spoilt = probabilities(found, gamma) > 0, found.level.isnan()
-    size = torch.zeros_like(found.level).scatter_add(-1, found.number, support.double()).gather(-1, found.number)
-    return Clustered(torch.where(support, size, 0.0).masked_fill(spoilt, math.nan).to(dtype), found.number)
+def sensitivity(found: Clusters, p: Tensor) -> Clustered:
+    size = torch.zeros_like(found.level).scatter_add(-1, found.number, (p > 0).double()).gather(-1, found.number)
+    return Clustered(torch.where(p > 0, size, 0.0).masked_fill(p.isnan(), math.nan).to(p.dtype), found.number)
 
 
-def gradient(found: Clusters, gamma: float | Tensor, dtype: torch.dtype) -> Tensor:
+def gradient(found: Clusters, p: Tensor) -> Tensor:
     """∂p/∂γ = ∂u/∂γ less its mean over the support, on it."""
-    support = probabilities(found, gamma) > 0
+    support = p > 0
     mean = torch.where(support, found.rate, 0.0).sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp_min(1)
-    return torch.where(support, found.rate - mean, 0.0).masked_fill(found.level.isnan(), math.nan).to(dtype)
+    return torch.where(support, found.rate - mean, 0.0).masked_fill(p.isnan(), math.nan).to(p.dtype)
 
 
 def levels(found: Clusters, z: Tensor, gamma: float | Tensor) -> Tensor:

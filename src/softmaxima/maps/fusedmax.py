@@ -148,11 +148,11 @@ def forward(z: Tensor, gamma: float | Tensor) -> Tensor:
 
 
 def sensitivity(p: Tensor, z: Tensor, gamma: float | Tensor) -> Clustered:
-    return _clusters.sensitivity(clusters(z, gamma), gamma, p.dtype)
+    return _clusters.sensitivity(clusters(z, gamma), p)
 
 
 def gamma_gradient(p: Tensor, z: Tensor, gamma: float | Tensor) -> Tensor:
-    return _clusters.gradient(clusters(z, gamma), gamma, p.dtype)
+    return _clusters.gradient(clusters(z, gamma), p)
 
 
 def variation(p: Tensor, allowed: Tensor | None = None) -> Tensor:
