@@ -316,16 +316,23 @@ def test_dim_and_empty_that_are_wrong_are_refused(loss: LossCase):
 
 def test_the_mean_over_nothing_may_be_zero(loss: LossCase, dtype: torch.dtype):
     weight = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=dtype)
-    for number, label, options in ((0, 0, {}), (3, -100, {}), (3, 1, {"weight": weight}), (3, 1, {"ignore_index": 1})):
+    of_weight = {"weight": weight, "label_smoothing": 0.1}  # whose sum of losses is not 0
+    for number, label, options in (
+        (0, 0, {}),
+        (3, -100, {}),
+        (3, 1, {"weight": weight}),
+        (3, 1, {"ignore_index": 1}),
+        (3, 1, of_weight),
+    ):
         x, target = loss.scores(number, 4, dtype=dtype).requires_grad_(), torch.full((number,), label)
         for scores in (x, x.detach()):
             assert bool(loss(scores, target, **options).isnan())
         for value in (loss(x.detach(), target, empty="zero", **options), loss(x, target, empty="zero", **options)):
             assert float(value.detach()) == 0.0
         assert not bool(torch.autograd.grad(value, x)[0].any())
-        own = {"weight": options.get("weight"), "ignore_index": options.get("ignore_index", -100)}
+        own = {"weight": None, "ignore_index": -100} | options
         assert float(loss.loss.module(**loss.options, **own, empty="zero")(x.detach(), target)) == 0.0
-        if loss.loss.row_form is not None and number:
+        if loss.loss.row_form is not None and number and "label_smoothing" not in own:
             value, _ = loss.loss.in_parts([x.detach()[:, :2], x.detach()[:, 2:]], target, **own, empty="zero", **loss.options)
             assert float(value) == 0.0
     x, target = loss.scores(3, 4, dtype=dtype), torch.tensor([0, 3, 0])

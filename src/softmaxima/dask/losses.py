@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from softmaxima.losses._classification import (
     check_soft,
     check_sums,
     check_target,
+    mean_over,
 )
 from softmaxima.losses._finding import find_loss
 from softmaxima.losses._parts import LossInParts, RowForm, Targets, bind, merge_targets
@@ -88,7 +88,7 @@ def chunked_loss(
     split_every = check_split(name, split_every, scores)
     like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
     ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
-    of_nothing = math.nan if check_empty(name, empty) == "nan" else 0.0
+    empty = check_empty(name, empty)
     if scores.ndim == 0:
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got an array of no axes")
     axis, every = min(scores.ndim - 1, 1), tuple(range(scores.ndim))
@@ -117,23 +117,20 @@ def chunked_loss(
     else:
         value = chunks.each(of.part_value, np.float64, known=known).sum(axis, keepdims=True, split_every=split_every)
     counted, dtype = chunks.of_rows(of.counted, known, np.float64), scores.dtype.newbyteorder("=")
-    return _reduced(value, counted, reduction, of_nothing, axis, split_every, dtype)
+    return _reduced(value, counted, reduction, empty, axis, split_every, dtype)
 
 
-def _reduced(
-    value: Array, counted: Array, reduction: str, of_nothing: float, axis: int, split_every: Any, dtype: np.dtype
-) -> Array:
+def _reduced(value: Array, counted: Array, reduction: str, empty: str, axis: int, split_every: Any, dtype: np.dtype) -> Array:
     if reduction == "none":
         return da.map_blocks(_rounded, value.squeeze(axis), to=dtype, dtype=dtype, meta=np.empty((0,) * (value.ndim - 1), dtype))
     sums = [each.sum(split_every=split_every) for each in ((value,) if reduction == "sum" else (value, counted))]
-    return da.map_blocks(_rounded, *sums, of_nothing=of_nothing, to=dtype, dtype=dtype, meta=np.empty((), dtype))
+    return da.map_blocks(_rounded, *sums, empty=empty, to=dtype, dtype=dtype, meta=np.empty((), dtype))
 
 
-def _rounded(value: Any, counted: Any = 1.0, *, of_nothing: float = math.nan, to: np.dtype) -> np.ndarray:
+def _rounded(value: Any, counted: Any = 1.0, *, empty: str = "nan", to: np.dtype) -> np.ndarray:
     """The quotient."""
     value, count = torch.as_tensor(np.asarray(value)), torch.as_tensor(np.asarray(counted, np.float64))
-    total = torch.where((count == 0) & ~value.isnan(), of_nothing, value / count)
-    return total.to(as_tensor("dask", "scores", np.empty((), to)).dtype).numpy()
+    return mean_over(value, count, empty).to(as_tensor("dask", "scores", np.empty((), to)).dtype).numpy()
 
 
 @normalize_token.register(Loss)

@@ -33,7 +33,7 @@ from softmaxima.distributed.maps import of_shared_rows
 from softmaxima.distributed.ranks import MeshRanks, ranks_along
 from softmaxima.distributed.sums import sum_of_shared_rows
 from softmaxima.losses import REGISTRY
-from softmaxima.losses._classification import Evaluation, check_empty, check_labels, check_shared, prepare
+from softmaxima.losses._classification import Evaluation, check_empty, check_labels, check_shared, mean_over, prepare
 from softmaxima.losses._parts import LossInParts, bind
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.lse.logsumexp import prepare as prepare_sum
@@ -282,9 +282,7 @@ def _loss(
         sums = wide.evaluate(evaluation(wide, **options))
         number = number if isinstance(number, Tensor) else sums.new_full((), math.prod(own.shape) / max(own.shape[axis], 1))
         sums, number = total(torch.stack((sums, number)))
-        nothing = number == 0  # no row counts, and scores get a gradient of 0
-        mean = (sums / number.masked_fill(nothing, 1.0)).masked_fill(nothing, math.nan if empty == "nan" else 0.0)
-        value = (mean if reduction == "mean" else sums).to(batch.dtype)
+        value = (mean_over(sums, number, empty) if reduction == "mean" else sums).to(batch.dtype)
     return layout.put(value, rows if reduction == "none" else ())
 
 

@@ -22,7 +22,7 @@ from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.labels import spoken
 from softmaxima.distributed.ranks import AnyRanks, Group, RanksError, ranks_of, reads_values
 from softmaxima.distributed.rows import MESSAGES, Shared
-from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, prepare
+from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, mean_over, prepare
 from softmaxima.losses._finding import find_loss
 from softmaxima.losses._parts import LabelScores, LossInParts, Targets, bind, merge_targets
 
@@ -158,7 +158,7 @@ class Found(NamedTuple):
             return self.values, one
         sums = torch.stack((self.values.sum(), self.counted.sum(dtype=torch.float64)))
         value, number = sums if total is None else total(sums)
-        scale = 1 / number.where(number != 0, math.nan if empty == "nan" else 1.0) if reduction == "mean" else one
+        scale = mean_over(one, number, empty) if reduction == "mean" else one
         return value * scale, scale
 
 

@@ -201,8 +201,7 @@ class Batch:
         if self.reduction != "none":
             rows = rows.sum()
         if self.reduction == "mean":
-            weight, of_nothing = self.normaliser(), math.nan if self.empty == "nan" else 1.0
-            rows = rows / (weight.where(weight != 0, of_nothing) if isinstance(weight, Tensor) else weight or of_nothing)
+            rows = mean_over(rows, self.normaliser(), self.empty)
         return rows.to(self.dtype)
 
     def result(self, loss: Tensor) -> Any:
@@ -279,6 +278,14 @@ class Batch:
             else torch.ones(self.labels.shape, device=self.labels.device)
         )
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum(dtype=torch.float64)
+
+
+def mean_over(sums: Tensor, weight: float | Tensor, empty: str) -> Tensor:
+    """sums/weight; over nothing NaN, or 0 if `empty` is "zero" and no loss is NaN, with a slope of 0."""
+    weight = weight if isinstance(weight, Tensor) else sums.new_full((), weight)
+    nothing = weight == 0
+    mean = sums / weight.masked_fill(nothing, 1.0)
+    return mean.masked_fill(nothing & ~sums.isnan(), math.nan if empty == "nan" else 0.0)
 
 
 def reduced(
@@ -814,7 +821,7 @@ class Loss:
         >>> sm.losses.REGISTRY["sparsemax_loss"].in_parts([x[:, :2], x[:, 2:]], torch.tensor([1]))
         (tensor(2.), [tensor([[ 0., -1.]]), tensor([[1.]])])
         """
-        name, of_nothing = self.name, math.nan if check_empty(self.name, empty) == "nan" else 1.0
+        name, empty = self.name, check_empty(self.name, empty)
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
         options = self.complete(options)
         soft = isinstance(target, (list, tuple))
@@ -844,10 +851,9 @@ class Loss:
             check_sums(name, targets.mass.squeeze(-1))
         value, gradients = own.evaluate(chunks, targets)
         slopes = list(gradients)
-        scale = 1.0
+        scale = value.new_ones(())
         if reduction == "mean":
-            total = float((counted if soft or weights is None else targets.weight).sum())
-            scale = 1.0 / (total or of_nothing)
+            scale = mean_over(scale, (counted if soft or weights is None else targets.weight).sum(), empty)
         first = next(iter(rows.parts(parts)))
         value = value if reduction == "none" else value.sum() * scale
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
