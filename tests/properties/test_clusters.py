@@ -185,3 +185,15 @@ def test_second_derivatives_of_its_loss_are_symmetric(name: str):
     loss = lambda x, gamma: getattr(sm, f"{name}_loss")(x, y, gamma=gamma)
     assert torch.autograd.gradcheck(loss, (x, gamma))
     assert torch.autograd.gradgradcheck(loss, (x, gamma))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_axes_are_one_in_the_order_given(name: str):
+    x = torch.tensor([[[0.3, 1.0, 0.8], [0.5, 0.2, 1.1]]])
+    for dim in ((1, 2), (2, 1)):
+        flat = x.permute(0, *dim).flatten(1)
+        expected = REGISTRY[name](flat, gamma=0.3)
+        p = REGISTRY[name](x, dim, gamma=0.3)
+        torch.testing.assert_close(p.permute(0, *dim).flatten(1), expected)
+        loss = sm.fenchel_young_loss(x, torch.tensor([2]), map=name, gamma=0.3, dim=dim)
+        torch.testing.assert_close(loss, sm.fenchel_young_loss(flat, torch.tensor([2]), map=name, gamma=0.3))

@@ -93,7 +93,7 @@ def _rows_last(
     map: Map, x: Tensor, dim: int | Sequence[int], temperature: Any, where: Any, params: Mapping[str, Any]
 ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
     """(`dim` as axes in order, (x, τ, mask, parameters…) validated, with those axes as one, last)."""
-    dims = tuple(sorted(check_dims(map.name, dim, x.ndim)))
+    dims = check_dims(map.name, dim, x.ndim)
     x = x if x.ndim else x.reshape(1)
     tau, mask = check_temperature(map.name, temperature, x, dims), check_where(map.name, where, x)
     if mask is not None and len(dims) > 1:
