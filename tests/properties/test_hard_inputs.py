@@ -93,14 +93,21 @@ def test_a_sum_is_infinite_beside_plus_infinity_and_its_gradient_is_that_of_the_
 
 
 def test_a_loss_beside_plus_infinity_is_no_number_and_nor_is_its_gradient(loss: LossCase, dtype: torch.dtype):
-    """It is +∞ where the target is finite and the loss a sum less its score, else NaN."""
+    """It is +∞ where a class of a finite score has some of the target and the loss is a logarithm's, else NaN."""
     if loss.loss.on_cosines:
         return
     x = torch.tensor(INFINITE, dtype=dtype, requires_grad=True)
-    for target in (torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0]), torch.softmax(normal(3, 3), -1).to(dtype)):
-        value = loss(x, target, reduction="none")
+    of_log = loss.loss.name in ("cross_entropy", "elastic_cross_entropy", "focal_loss") or (
+        loss.loss.name == "fenchel_young_loss" and loss.options["map"] in ("softmax", "elastic_softmax", "eps_softmax")
+    )
+    labels, soft = (torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0])), torch.softmax(normal(3, 3), -1).to(dtype)
+    tries = [(target, smoothing) for target in labels for smoothing in (0.0, 0.1)] + [(soft, 0.0)]
+    for target, smoothing in tries:
+        value = loss(x, target, reduction="none", label_smoothing=smoothing)
         (gradient,) = torch.autograd.grad(value.sum(), x)
-        assert not bool(value[[0, 2]].isfinite().any())
+        for row in (0, 2):
+            is_endless = of_log and (smoothing > 0 or target is soft or bool(x[row, target[row]].isfinite()))
+            assert math.isinf(value[row].item()) if is_endless else math.isnan(value[row].item()), (target, smoothing)
         assert bool(gradient[[0, 2]].isnan().any(-1).all())
         assert bool(value[1].isfinite() & gradient[1].isfinite().all())
 
