@@ -386,3 +386,15 @@ def test_score_at_the_edge_of_the_support_gets_zero(alpha: float, count: int, of
         for p in (case(x.to(dtype)), case(x.to(dtype).T.contiguous(), 0).T, case.map.forward(x.to(dtype), **case.params)):
             assert bool((p[:, count:] == 0).all()), (str(case), p)
             assert bool((p[:, :count] > 0).all())
+
+
+def test_a_complex_sum_beside_infinity_is_that_of_the_exponentials_as_its_prefixes_are():
+    parts = (0.0, 1.0, -2.0, INF, -INF, math.nan)
+    z = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=torch.complex128)
+    pairs = torch.cartesian_prod(torch.arange(len(z)), torch.arange(len(z)))
+    x = z[pairs].requires_grad_()
+    whole = sm.logsumexp(x)
+    torch.testing.assert_close(sm.logcumsumexp(x)[:, -1], whole, equal_nan=True)
+    torch.testing.assert_close(sm.logcumsumexp(x)[:, 0], sm.logsumexp(x[:, :1]), equal_nan=True)
+    finite = x.detach().isfinite().all(-1)
+    torch.testing.assert_close(whole[finite], x[finite].exp().sum(-1).log(), atol=1e-12, rtol=0)

@@ -20,13 +20,20 @@ def complex_logsumexp(z: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
     total = complex_sum(z, weights)
     value = total.value(1.0).detach()
     value = torch.complex(value.real, wrapped(value.imag))
-    known = z.detach()
-    plain = _exp(torch.complex(known.real, _turned(known.imag)))
-    plain = (plain if weights is None else plain * weights.detach()).masked_fill(_left_out(known, weights), 0.0)
-    plain = complex_log(plain.sum(-1, keepdim=True))
-    value = torch.where(value.isfinite() | (total.top.real == -math.inf), value, plain)
+    value = or_plain(value, total.top, plain_terms(z.detach(), weights).sum(-1, keepdim=True))
     phase = torch.polar(torch.ones_like(value.real), value.imag).masked_fill(value.real == -math.inf, 0.0)
     return with_gradient_of(total.log_mass(), value).squeeze(-1), phase.squeeze(-1)
+
+
+def plain_terms(z: Tensor, weights: Tensor | None = None) -> Tensor:
+    """b exp(z), with the infinities of C99."""
+    plain = _exp(torch.complex(z.real, _turned(z.imag)))
+    return (plain if weights is None else plain * weights.detach()).masked_fill(_left_out(z, weights), 0.0)
+
+
+def or_plain(value: Tensor, top: Tensor, plain: Tensor) -> Tensor:
+    """log S, that of the plain sum where it is infinite or NaN."""
+    return torch.where(value.isfinite() | (top.real == -math.inf), value, complex_log(plain))
 
 
 def over_temperature(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:

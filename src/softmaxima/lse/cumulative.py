@@ -23,7 +23,8 @@ from softmaxima.core.public import public
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
 from softmaxima.kernels.operations import lying_like
-from softmaxima.lse._complex import each_complex, over_temperature, wrapped
+from softmaxima.lse._complex import each_complex, or_plain, over_temperature, plain_terms, wrapped
+from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import prepare
 
 
@@ -78,9 +79,12 @@ def _native(tau: float | Tensor, where: Tensor | None) -> Native:
 def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """[..., n] → [..., n] in x's dtype."""
     if x.is_complex():
-        each = each_complex(over_temperature(x, tau, where))
-        value = (_scan(each, 1.0) if sizes(x)[-1] else each).value(1.0)
-        return torch.complex(value.real, wrapped(value.imag)).to(x.dtype)
+        z = over_temperature(x, tau, where)
+        each = each_complex(z)
+        sums = _scan(each, 1.0) if sizes(x)[-1] else each
+        value = sums.value(1.0)
+        known = torch.complex(value.real, wrapped(value.imag)).detach()
+        return with_gradient_of(value, or_plain(known, sums.top, plain_terms(z.detach()).cumsum(-1))).to(x.dtype)
     wide = x.to(torch.float64)
     wide = wide if where is None else wide.masked_fill(~where, -math.inf)
     tau = tau.to(torch.float64) if isinstance(tau, Tensor) else tau
