@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_arguments import EXAMPLES, INSTEAD, arguments, functions, kinds, signature
+from test_arguments import EXAMPLES, INSTEAD, REQUIRED, arguments, functions, kinds, signature
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._pytree import tree_leaves
 
 import softmaxima as sm
-from conftest import normal
+from conftest import LossCase, cases, normal
+from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
 Call = tuple[Callable[..., Any], dict[str, Any], dict[str, float]]  # the function, what it is given, and the numbers that vary
@@ -141,6 +142,9 @@ NOT_IN_ONNX = {
     **dict.fromkeys(READS_VALUES, "cannot be exported to ONNX, which has no values before it runs"),
     **dict.fromkeys(BY_GRADIENTS, "cannot be exported to ONNX, which has no gradients inside a graph; call it in torch.no_grad"),
     **dict.fromkeys(("jacobian", "hessian_vector_product"), "cannot be exported to ONNX, which has no derivatives"),
+    **dict.fromkeys(
+        [name for name in CALLS if "fusedmax" in name or "oscarmax" in name], "cannot be exported to ONNX, which has no loop over"
+    ),
     "perturb_max_loss": "cannot be exported to ONNX, which has no solver",
     "entropy_temperature": "cannot be exported to ONNX, which has no solver",
     "matrix_logsumexp": "cannot be exported to ONNX, which has no eigenvalues",
@@ -162,13 +166,36 @@ class Exported(nn.Module):
         return tuple(leaves(self.function(**self.others, **dict(zip(self.names, tensors, strict=True)))))
 
 
-def to_onnx(module: Exported, given: tuple[Tensor, ...], dynamo: bool) -> bytes:
+def to_onnx(module: Exported, given: tuple[Tensor, ...], dynamo: bool, axes: dict[str, dict[int, str]] | None = None) -> bytes:
+    """The model; `axes` are the names of the axes of each tensor that may have any size."""
     file, options = io.BytesIO(), {"input_names": module.names, "opset_version": 18}
     if not dynamo:
-        torch.onnx.export(module, given, file, dynamo=False, **options)
+        torch.onnx.export(module, given, file, dynamo=False, dynamic_axes=axes, **options)
         return file.getvalue()
+    if axes is not None:
+        options["dynamic_shapes"] = (tuple(dict.fromkeys(axes[name], torch.export.Dim.AUTO) for name in module.names),)
     program = torch.onnx.export(module, given, dynamo=True, verbose=False, **options)
     return program.model_proto.SerializeToString()
+
+
+def in_single(function: Callable[..., Any], given: dict[str, Any], numbers: dict[str, float]) -> tuple[Exported, dict[str, Tensor]]:
+    """(a call as a module, its tensors) in float32."""
+    single = lambda x: x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x
+    tensors = {key: single(value) for key, value in given.items() if isinstance(value, Tensor)}
+    others = {key: value for key, value in (given | numbers).items() if key not in tensors}
+    return Exported(function, list(tensors), others), tensors
+
+
+def assert_found_by_onnx(name: str, model: bytes, module: Exported, tensors: dict[str, Tensor]) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    read = {one.name for one in session.get_inputs()}
+    wanted = module(*tensors.values())
+    found = session.run(None, {key: value.numpy() for key, value in tensors.items() if key in read})
+    for x, expected in zip(found, wanted, strict=True):
+        assert x.shape == tuple(expected.shape)
+        if name not in RANDOM:
+            torch.testing.assert_close(torch.as_tensor(x), expected.detach(), atol=2e-6, rtol=2e-6, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporters warn of themselves
@@ -180,25 +207,86 @@ def to_onnx(module: Exported, given: tuple[Tensor, ...], dynamo: bool) -> bytes:
     ],
 )
 def test_onnx_has_a_function_or_a_sentence_says_why_not(name: str, dynamo: bool):
-    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-    function, given, numbers = CALLS[name]
-    single = lambda x: x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x
-    tensors = {key: single(value) for key, value in given.items() if isinstance(value, Tensor)}
-    others = {key: value for key, value in (given | numbers).items() if key not in tensors}
-    module = Exported(function, list(tensors), others)
+    onnx = pytest.importorskip("onnx")
+    module, tensors = in_single(*CALLS[name])
     if name in NOT_IN_ONNX:
         with pytest.raises(Exception, match=NOT_IN_ONNX[name]):
             to_onnx(module, tuple(tensors.values()), dynamo)
         return
     model = to_onnx(module, tuple(tensors.values()), dynamo)
     assert {node.domain for node in onnx.load_from_string(model).graph.node} <= {""}  # standard operators
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    read = {one.name for one in session.get_inputs()}
-    found = session.run(None, {key: value.numpy() for key, value in tensors.items() if key in read})
-    for x, expected in zip(found, module(*tensors.values()), strict=True):
-        assert x.shape == tuple(expected.shape)
-        if name not in RANDOM:
-            torch.testing.assert_close(torch.as_tensor(x), expected.detach(), atol=2e-6, rtol=2e-6, equal_nan=True)
+    assert_found_by_onnx(name, model, module, tensors)
+
+
+def onnx_calls() -> Iterator[tuple[str, Call]]:
+    """Those above, and each map, loss and attention with what is not their default."""
+    for name, call in CALLS.items():
+        tensors = [value for value in call[1].values() if isinstance(value, Tensor)]
+        if name not in {*NOT_IN_ONNX, *BY_NUMPY, *NO_VALUE} and tensors:
+            yield name, call
+    x, labels = REQUIRED["x"], REQUIRED["target"]
+    in_onnx = [map for map in MAPS.values() if map.name not in NOT_IN_ONNX]
+    for map in in_onnx:
+        for case in cases(map):
+            yield str(case), (map, {"x": x, **case.params}, {})
+        if not map.properties.logarithmic:
+            given = {"query": x, "key": x, "value": x, "map": map.name}
+            yield f"causal attention by {map.name}", (sm.attention, {**given, "is_causal": True, "sink": 0.5}, {})
+    yield "entmax of α < 1", (sm.entmax, {"x": x, "alpha": 0.5}, {})
+    yield "logcumsumexp along 0", (sm.logcumsumexp, {"x": x, "dim": 0}, {})
+    yield "causal linear_attention", (sm.linear_attention, {"query": x, "key": x, "value": x, "is_causal": True}, {})
+    for loss in LOSSES.values():
+        if loss.name not in NOT_IN_ONNX and not loss.on_cosines:
+            for options in loss.examples:
+                given = {"input": x, "target": labels, "label_smoothing": 0.1, **options}
+                yield f"smoothed {LossCase(loss, options)}", (loss.function, given, {})
+            given = {"input": torch.stack((x, x), -1), "target": labels[:, None] - torch.tensor([0, 0]), **options}
+            yield f"{loss.name} of pixels", (loss.function, given, {})
+        elif loss.on_cosines:
+            given = {"input": x, "target": labels, "class_vectors": REQUIRED["weight"]}
+            yield f"{loss.name} of features", (loss.function, given, {})
+
+
+ONNX_CALLS = dict(onnx_calls())
+OF_A_MODEL = {"query", "key", "value", "hidden", "queries", "items", "h", "W", "X", "class_vectors"}  # sizes that one has once
+
+
+def resized(x: Tensor, axes: dict[int, str], sizes: dict[str, int]) -> Tensor:
+    """The tensor repeated along axes of other sizes; labels among so many classes."""
+    for axis, name in axes.items():
+        x = x.index_select(axis, torch.arange(sizes[name]) % x.shape[axis])
+    return x if x.is_floating_point() else x % sizes["s3"]
+
+
+OF_ANY_SIZE = {
+    *("sparsemax()", "entmax(alpha=1.3)", "topk_softmax(k=10)", "perturb_max(noise=uniform,scale=1.0)", "logcumsumexp along 0"),
+    *("causal attention by entmax15", "smoothed cross_entropy()", "cross_entropy of pixels", "arcface of features"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporters warn of themselves
+@pytest.mark.parametrize(
+    ("name", "dynamo"),
+    [
+        pytest.param(name, dynamo, marks=[] if name in always else pytest.mark.exhaustive)
+        for dynamo, always in ((False, OF_ANY_SIZE), (True, {"sparsemax()"}))
+        for name in ONNX_CALLS
+    ],
+)
+def test_onnx_has_any_sizes(name: str, dynamo: bool):
+    module, tensors = in_single(*ONNX_CALLS[name])
+    axes: dict[str, dict[int, str]] = {}
+    for key, x in tensors.items():
+        free = 0 if key == "weight" and x.ndim > 1 else x.ndim - (key in OF_A_MODEL)
+        axes[key] = {axis: f"s{x.shape[axis]}" for axis in range(free)}
+    model = to_onnx(module, tuple(tensors.values()), dynamo, axes)
+    for sizes in ({"s2": 5, "s3": 4, "s4": 6}, {"s2": 1, "s3": 33, "s4": 33}, {"s2": 4, "s3": 1, "s4": 1}):
+        given = {key: resized(x, axes[key], sizes) for key, x in tensors.items()}
+        try:
+            module(*given.values())
+        except ValueError:
+            continue  # a call of these is refused
+        assert_found_by_onnx(name, model, module, given)
 
 
 # Modules ------------------------------------------------------------------------------------------------------------------------

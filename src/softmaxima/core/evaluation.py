@@ -26,7 +26,7 @@ from softmaxima.core.jacobian import Jacobian
 from softmaxima.core.numbers import as_number
 from softmaxima.core.recorded import record
 from softmaxima.core.rowwise import arguments_of, jacobian, named
-from softmaxima.core.tracing import is_recorded, sizes
+from softmaxima.core.tracing import is_recorded
 from softmaxima.kernels import native
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _rows_last(
     x = x if x.ndim else x.reshape(1)
     tau, mask = check_temperature(map.name, temperature, x, dims), check_where(map.name, where, x)
     if mask is not None and len(dims) > 1:
-        mask = mask.expand(sizes(x))
+        mask = mask.expand_as(x)
     values = check_params(map, params, x, dims)
     return dims, tuple(merged_last(value, dims) for value in (x, tau, mask, *values))
 

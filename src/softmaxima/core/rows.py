@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima.core.tracing import sizes
+from softmaxima.core.tracing import is_keeping, sizes
 
 PIECE = 64  # scores of which one is the largest
 
@@ -18,6 +18,19 @@ def row_maximum(z: Tensor) -> Tensor:
         return z.new_zeros((*z.shape[:-1], 1))
     maximum = z.detach().amax(-1, keepdim=True)
     return maximum.masked_fill(maximum == -math.inf, 0.0)
+
+
+def row_length(x: Tensor) -> int | Tensor:
+    """n of x [..., n]; as a tensor [..., 1] in float64 where what is recorded will run with another n."""
+    return torch.ones_like(x, dtype=torch.float64).sum(-1, keepdim=True) if is_keeping() else x.shape[-1]
+
+
+def highest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(the k highest scores of each row, or all of fewer, the highest first; where they are)."""
+    if is_keeping():
+        found, where = x.sort(dim=-1, descending=True)
+        return found[..., :k], where[..., :k]
+    return x.topk(min(k, x.shape[-1]), -1)
 
 
 def number_like(value: float | Tensor, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

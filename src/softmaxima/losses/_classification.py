@@ -40,7 +40,7 @@ from softmaxima.core.numbers import TEMPERATURE, check_choice, check_int, check_
 from softmaxima.core.parts import again, as_given, in_parts
 from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.routing import is_native, kernels
-from softmaxima.core.rows import without_mask
+from softmaxima.core.rows import row_length, without_mask
 from softmaxima.core.temperature import anchored, is_one, quotient
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
 from softmaxima.kernels import native
@@ -140,14 +140,15 @@ class Batch:
     def classes(self) -> int | Tensor:
         """How many each row has; [rows…, 1] where they are not the same."""
         if self.allowed is None:
-            return sizes(self.rows)[-1]
+            return row_length(self.rows)
         return self.allowed.sum(-1, keepdim=True, dtype=torch.float64).clamp_min(1.0)
 
     def spread(self, dtype: torch.dtype) -> float | Tensor:
         """What smoothing gives each class, [rows…, classes] where some are not there."""
-        if self.allowed is None:
-            return self.smoothing / sizes(self.rows)[-1]
-        return (self.smoothing / self.classes * self.allowed).to(dtype)
+        each = self.smoothing / self.classes
+        if self.allowed is not None:
+            each = each * self.allowed
+        return each.to(dtype) if isinstance(each, Tensor) else each
 
     def target_distribution(self, dtype: torch.dtype) -> Tensor:
         """y [rows…, classes], smoothed."""
@@ -547,10 +548,10 @@ def prepare(
     classes = shape[class_axis]
     targets = check_target(name, scores, target, class_axis, ignore_index)
     if targets.dtype.is_floating_point:
-        labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
+        labels, soft = None, moved_last(targets.to(_wide(scores).dtype), class_axis)
     else:
         labels, soft = targets.long(), None
-    rows = scores if class_axis == scores.ndim - 1 else scores.movedim(class_axis, -1)
+    rows = moved_last(scores, class_axis)
     class_weight = None
     if weight is not None:
         class_weight = check_device(name, "weight", check_class_weight(name, weight, classes, _wide(scores).dtype), scores)
@@ -558,7 +559,7 @@ def prepare(
     if labels is not None:
         labels, ignored = check_labels(name, labels, None if shared else classes, ignore_index)
     if mask is not None:
-        mask = mask.expand(shape).movedim(class_axis, -1)
+        mask = moved_last(mask.expand_as(scores), class_axis)
         rows = rows.masked_fill(~mask, -math.inf)
     own = {"allowed": mask, "empty": empty}
     batch = Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype, **own)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_tensor
+from softmaxima.core.arguments import Array, as_tensor, moved_last
 from softmaxima.core.evaluation import check_params, plain_numbers
 from softmaxima.core.public import public
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
@@ -55,9 +55,7 @@ def elastic_cross_entropy(
 def evaluation(batch: Batch, beta: float | Array) -> Evaluation:
     scores = as_tensor(batch.name, "scores", batch.given)
     (level,) = check_params(ELASTIC_SOFTMAX, {"beta": beta}, scores, batch.class_axis, batch.name)
-    if isinstance(level, Tensor):
-        level = level.movedim(batch.class_axis, -1)
-    level = batch.shifted(ELASTIC_SOFTMAX, {"beta": level})[1]["beta"]
+    level = batch.shifted(ELASTIC_SOFTMAX, {"beta": moved_last(level, batch.class_axis)})[1]["beta"]
     losses = losses_of(batch, ELASTIC_SOFTMAX, (level,))
     return Evaluation(losses, lambda batch: composite(batch, level), (level,), of_map=True)
 

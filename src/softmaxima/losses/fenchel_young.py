@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor
+from softmaxima.core.arguments import Array, as_tensor, moved_last
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.envelope import envelope
 from softmaxima.core.evaluation import check_params, plain_numbers
@@ -59,7 +59,7 @@ def class_params(batch: Batch, map: Map, params: dict[str, Any]) -> dict[str, An
     """
     scores = as_tensor(batch.name, "scores", batch.given)
     values = check_params(map, map.complete(of_map(batch.name, map, params), batch.name), scores, batch.class_axis, batch.name)
-    moved = (v.movedim(batch.class_axis, -1) if isinstance(v, Tensor) else v for v in values)
+    moved = (moved_last(value, batch.class_axis) for value in values)
     return {parameter.name: value for parameter, value in zip(map.params, moved, strict=True)}
 
 

@@ -16,7 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_scores, check_device, check_per_row, like_input, moved_last, scale_domain
+from softmaxima.core.arguments import (
+    Array,
+    as_scores,
+    check_device,
+    check_per_row,
+    like_input,
+    moved_back,
+    moved_last,
+    scale_domain,
+)
 from softmaxima.core.cosines import cosines
 from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.modules import held_value
@@ -139,7 +148,7 @@ def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
             f"{name}: class_vectors must be (classes, {features.shape[axis] if features.ndim else 'D'}) for features of shape "
             f"{tuple(features.shape)}, got {tuple(vectors.shape)}"
         )
-    return cosines(features.movedim(axis, -1), vectors).movedim(-1, axis)
+    return moved_back(cosines(moved_last(features, axis), vectors), axis)
 
 
 def _cosines_of_dtensors(name: str, features: Any, vectors: Any) -> Any:

@@ -11,11 +11,16 @@ pass the root. With g = 1 − F^β and its slope s, each step has g′/g + s′/
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
 from softmaxima.core.rows import row_maximum, total
 from softmaxima.core.series import expm1_ratio
+from softmaxima.core.tracing import is_exporting_to_onnx
+
+STEPS = 40  # where their number cannot depend on the data
 
 
 def literal_rows(x: Tensor, beta: Tensor) -> Tensor:
@@ -32,14 +37,15 @@ def literal_rows(x: Tensor, beta: Tensor) -> Tensor:
 def dense_rows(z: Tensor, beta: Tensor) -> Tensor:
     """In float64."""
     x = z.double() - row_maximum(z).double()
-    level = torch.zeros_like(x[..., :1])
-    while True:
+    p, level = x, torch.zeros_like(x[..., :1])
+    for _ in range(STEPS) if is_exporting_to_onnx() else itertools.count():
         excess = beta * x * (beta * level).exp()  # ρ − 1
         p = (torch.log1p(excess) / beta - level).exp()
         mass, slope = p.sum(-1, keepdim=True), (p / (1 + excess)).sum(-1, keepdim=True)
         step = mass * mass.log() / slope * expm1_ratio(-beta * mass.log())  # (F^{1−β} − F) / (−β F′)
         higher = level - torch.log1p(-beta * step) / beta
         moving = higher - level > 4e-16 * level.clamp_min(1.0)
-        if not moving.any():
-            return p / total(p)
+        if not is_exporting_to_onnx() and not moving.any():
+            break
         level = torch.where(moving, higher, level)
+    return p / total(p)

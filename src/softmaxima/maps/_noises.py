@@ -25,12 +25,14 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from softmaxima.core.onnx import erfcx, expm1
+from softmaxima.core.rows import highest
 from softmaxima.core.tracing import is_concrete, is_keeping, sizes
 
 LOWEST = -40.0  # of log e^L
 LEAST = 1e-17  # of 1 − e^L
 STEPS, MODERATE = 192, 512  # of the trapezoid rule, and the scores up to which fewer will do, where e^L is less steep
 SEEN = 54  # scores whose places matter to double precision, where half the noise is below its median
+MANY = 1 << 20  # scores of a row that may have any number of them
 COARSE = 64  # steps in which the ends of the nodes are found
 BLOCK = 1 << 18  # numbers at a time
 EULER = 0.57721566490153286
@@ -126,8 +128,9 @@ def spaced(low: float, high: float, u: Tensor, curve: Callable[[Tensor], Tensor]
 def trapezoid(at: Callable[..., Any], few: int, low: float, high: Callable[[int], float], u: Tensor) -> Rule:
     """Equal steps, for noises that are analytic; `high(n)` has 1 − F ≤ 1e−17/n."""
     u = u.detach()
-    count = few if sizes(u)[-1] <= MODERATE else STEPS
-    first, last = ends(at, u, spaced(low, high(max(1, sizes(u)[-1])), u))
+    n = MANY if is_keeping() else max(1, sizes(u)[-1])
+    count = few if n <= MODERATE else STEPS
+    first, last = ends(at, u, spaced(low, high(n), u))
     step = (last - first) / count
     nodes = first + step * (nodes_like(torch.arange(count, device=u.device), u) + 0.5)
     return nodes, step.expand(count, *step.shape[1:]), first.squeeze(0)
@@ -147,14 +150,9 @@ def largest(u: Tensor) -> Tensor:
     return top.masked_fill(top == -math.inf, 0.0)
 
 
-def highest(u: Tensor, count: int) -> Tensor:
-    """The `count` highest scores, the highest first."""
-    return u.topk(min(count, sizes(u)[-1]), -1).values
-
-
 def panels(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
     """Gauss's rule between each edge [..., k] and the next, left out where none is: these are as many as the most of a row."""
-    start, width = edges[..., :-1], edges.diff(dim=-1)
+    start, width = edges[..., :-1], edges[..., 1:] - edges[..., :-1]
     if is_concrete(edges):
         count = max(1, int((width.detach() > 0).sum(-1).max()))
         places = width.detach().topk(min(count, sizes(width)[-1]), -1).indices
@@ -162,21 +160,19 @@ def panels(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
     x, w = (values.to(edges.device, edges.dtype) for values in GAUSS[order])
     z = (start.unsqueeze(-1) + width.unsqueeze(-1) * x).flatten(-2)
     weights = (width.unsqueeze(-1) * w).flatten(-2)
-    return z.movedim(-1, 0).unsqueeze(-1), weights.movedim(-1, 0).unsqueeze(-1)
+    return tuple(v.movedim(v.ndim - 1, 0).unsqueeze(-1) for v in (z, weights))  # type: ignore[return-value]
 
 
 def between_kinks(u: Tensor) -> Rule:
     """Uniform noise on [0, 1]: panels between the kinks u + 1, below 1 by s where −log e^L ≥ H(s) = Σ (s − d)₊, d = −u."""
     fixed = u.detach()
-    count = sizes(u)[-1]
-    if is_concrete(u):
-        count = int((fixed > -1).sum(-1).max())
-    kinks = highest(u, max(1, count))
-    depths = -highest(fixed, max(1, count)).clamp_min(-1.0)  # of masks and what is below 1 it is the end that there is
-    k = torch.arange(1, sizes(depths)[-1] + 1, dtype=u.dtype, device=u.device)
+    count = max(1, int((fixed > -1).sum(-1).max())) if is_concrete(u) else u.shape[-1]
+    kinks = highest(u, count)[0]
+    depths = -highest(fixed, count)[0].clamp_min(-1.0)  # of masks and what is below 1 it is the end that there is
+    k = torch.arange(1, depths.shape[-1] + 1, dtype=u.dtype, device=u.device)
     sums = depths.cumsum(-1)
     heights = k * depths - sums  # H at each kink
-    few = sizes(depths)[-1] <= 64
+    few = not is_keeping() and sizes(depths)[-1] <= 64
     levels = torch.arange(8.0, 41.0, 8.0) if few else torch.arange(0.5, 40.5, 0.5)
     levels = levels.to(u.dtype).to(u.device).expand(*u.shape[:-1], -1)
     active = (heights.unsqueeze(-2) <= levels.unsqueeze(-1)).sum(-1).clamp_min(1) - 1
@@ -204,7 +200,7 @@ def graded(scores: Tensor, low: Tensor, high: Tensor, width: float, kind: float,
     if is_concrete(total):
         count = max(1, min(512, math.ceil(float(total.detach().max()))))
     t = total * (torch.arange(1, count, dtype=total.dtype, device=total.device) / count)
-    half = (before.unsqueeze(-2) < t.unsqueeze(-1)).sum(-1).clamp_max(sizes(steps)[-1] - 1)
+    half = (before.unsqueeze(-2) < t.unsqueeze(-1)).sum(-1).clamp_max(steps.shape[-1] - 1)
     left = before.gather(-1, half) - t  # to the end of the half
     way = torch.where(half % 2 == 0, left, steps.gather(-1, half) - left)
     distance = kind * width * expm1(way / kind)
@@ -223,7 +219,7 @@ def of_laplace(u: Tensor) -> Rule:
     first, _ = ends(laplace, fixed, spaced(LOWEST, 0.0, u))
     is_all = laplace_level(fixed) < LOWEST  # nothing of e^L is below the largest score
     first = torch.where(is_all, top.detach(), torch.minimum(first.squeeze(0), top.detach()))
-    below = panels(graded(highest(u, SEEN), first, top, 1.0, 1e6), 14)
+    below = panels(graded(highest(u, SEEN)[0], first, top, 1.0, 1e6), 14)
     nodes, weights = (torch.cat(pair) for pair in zip(above, below, strict=True))
     return nodes, weights, torch.where(is_all, bottom, first)
 
@@ -248,7 +244,7 @@ def of_tails(
     curve = lambda t: width * torch.sinh(t)
     first, last = ends(at, fixed, spaced(math.asinh(low / width), math.asinh(high / width), u, curve))
     first, last = first.squeeze(0), last.squeeze(0)
-    scores = highest(u, SEEN)
+    scores = highest(u, SEEN)[0]
     if smooth:
         scores = (scores.detach() / width).floor() * width
     else:

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.rows import normalise_exp, number_like, row_maximum
+from softmaxima.core.rows import normalise_exp, number_like, row_length, row_maximum
 from softmaxima.core.series import expm1_ratio
-from softmaxima.core.tracing import is_exporting_to_onnx, sizes
+from softmaxima.core.tracing import is_exporting_to_onnx
 
 # Newton takes 3 to 8 steps; bisecting every third step, 200 shrink the bracket below the rounding of float64.
 _MAX_STEPS = 200
@@ -128,7 +128,7 @@ def _unrolled(z: Tensor, beta: float | Tensor) -> Tensor:
 def _by_sorting(x: Tensor, beta: Any) -> Tensor:
     """relu(βx − λ)^{1/β} for β = 1 or ½, where λ is in closed form once the support is known."""
     ordered = (beta * x).clamp_min(-2.0).sort(dim=-1, descending=True).values  # no score so low is in the support
-    k = torch.arange(1, sizes(x)[-1] + 1, dtype=x.dtype, device=x.device)
+    k = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
     mean = ordered.cumsum(-1) / k
     # Σ (z − λ) = 1, or Σ (z − λ)² = 1
     spread = (ordered.square().cumsum(-1) / k - mean.square()).clamp_min(0.0)
@@ -142,7 +142,7 @@ def _by_halving(x: Tensor, beta: float | Tensor) -> Tensor:
     z = order * x
     at = lambda level: (z - level).relu() ** (1 / order)
     low = torch.full_like(z[..., :1], -1.0)
-    high = -(float(sizes(x)[-1]) ** -order) + torch.zeros_like(low)
+    high = -(row_length(x) ** -order) + torch.zeros_like(low)
     low, high = halved(low, high, lambda level: at(level).sum(-1, keepdim=True) >= 1)
     return torch.where(x.isfinite().any(-1, keepdim=True), _between(at(low), at(high)), 0.0)
 

@@ -28,7 +28,7 @@ from softmaxima.core.jacobian import Balanced
 from softmaxima.core.public import public
 from softmaxima.core.rows import divisor, number_like
 from softmaxima.core.series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
-from softmaxima.core.tracing import is_concrete, is_symbol
+from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, is_symbol
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._below_one import dense_rows, literal_rows
 from softmaxima.maps._module import MapModule
@@ -144,7 +144,7 @@ def forward_of_any_order(z: Tensor, alpha: float | Tensor) -> Tensor:
     alpha = number_like(alpha, z)
     below = alpha < 1
     dense = dense_rows(z, torch.where(below, alpha, 0.5) - 1).to(z.dtype)
-    return dense if below.all() else torch.where(below, dense, forward(z, alpha.clamp_min(1.0)))
+    return dense if not is_exporting_to_onnx() and below.all() else torch.where(below, dense, forward(z, alpha.clamp_min(1.0)))
 
 
 # The derivatives and the regulariser hold for every α > 0; kernels, and states of parts, are of α ≥ 1.

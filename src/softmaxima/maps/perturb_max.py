@@ -30,7 +30,7 @@ from softmaxima.core.onnx import expm1, refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum, total, without_mask
 from softmaxima.core.temperature import over
-from softmaxima.core.tracing import is_concrete, operation, sizes
+from softmaxima.core.tracing import is_concrete, is_keeping, operation, sizes
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._noises import (
@@ -186,6 +186,8 @@ def relative(z: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
 
 def halved_sum(terms: Tensor) -> Tensor:
     """Σ over the first axis, in the same order for every place: equal scores get equal probabilities."""
+    if is_keeping():  # of nodes whose number depends on that of the scores
+        return terms.sum(0)
     while (count := sizes(terms)[0]) > 1:
         half = count // 2
         sums = terms[:half] + terms[half : 2 * half]

@@ -15,8 +15,8 @@ from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import log_sum
 from softmaxima.core.public import public
-from softmaxima.core.rows import normalise_exp
-from softmaxima.core.tracing import sizes
+from softmaxima.core.rows import highest, normalise_exp
+from softmaxima.core.tracing import is_keeping
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
@@ -36,9 +36,9 @@ def first_of_ties(ties: Tensor, count: Tensor) -> Tensor:
 
 def topk_mask(z: Tensor, k: int) -> Tensor:
     """True at exactly k scores of each row (fewer if the row is shorter), and at NaN."""
-    if k >= sizes(z)[-1]:
+    if not is_keeping() and k >= z.shape[-1]:
         return torch.ones_like(z, dtype=torch.bool)
-    lowest = z.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    lowest = highest(z, k)[0].amin(-1, keepdim=True)
     above = z > lowest
     return above | first_of_ties(z == lowest, k - above.sum(-1, keepdim=True)) | z.isnan()
 

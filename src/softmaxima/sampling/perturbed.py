@@ -105,7 +105,7 @@ def perturbed_argmax(
     wide = epsilon.double().permute(order) if isinstance(epsilon, Tensor) else epsilon
 
     with torch.no_grad():
-        u = uniform(name, (count // 2 if in_pairs else count, *sizes(z_rows)), rows.device, generator)
+        u = uniform(name, (count // 2 if in_pairs else count, *z_rows.shape), rows.device, generator)
         z = density.quantile(torch.cat((u, opposite(u))) if in_pairs else u)
         noisy = z_rows + wide * z
     y = _decide(name, solver, noisy, len(axes), at_once, as_arrays or not isinstance(x, Tensor))

@@ -79,7 +79,7 @@ def as_rows(name: str, x: Any, dim: Any, temperature: Any, where: Any, samples: 
 
 def map_params(name: str, map: Map, params: dict[str, Any], rows: Rows) -> dict[str, Any]:
     """The map's parameters, those of rows with the axis last."""
-    values = check_params(map, map.complete(params, name), rows.x.movedim(-1, rows.dim), rows.dim, name)
+    values = check_params(map, map.complete(params, name), moved_back(rows.x, rows.dim), rows.dim, name)
     return {p.name: moved_last(value, rows.dim) for p, value in zip(map.params, values, strict=True)}
 
 

@@ -18,6 +18,7 @@ from softmaxima.core.arguments import broadcasts
 from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, described, is_finite
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
+from softmaxima.core.rows import highest
 from softmaxima.core.tracing import sizes
 from softmaxima.sampling.drawing import Function, as_drawing, over_rows
 from softmaxima.sampling.rows import largest
@@ -194,9 +195,8 @@ def sum_and_sample(
     known = check_baseline(name, baseline, count)
     drawing = as_drawing(name, x, f, dim, where, count)
     scores, log_p = drawing.rows.x.detach(), drawing.log_p
-    n = sizes(scores)[-1]
-    top = scores.topk(min(summed, n)).indices.movedim(scores.ndim - 1, 0)  # [exact, ...]
-    listed = top.unsqueeze(-1) == torch.arange(n, device=scores.device)  # [exact, ..., n]
+    top = highest(scores, summed)[1].movedim(scores.ndim - 1, 0)  # [exact, ...]
+    listed = top.unsqueeze(-1) == torch.arange(scores.shape[-1], device=scores.device)  # [exact, ..., n]
     in_sum = listed.any(0)
     drawn = largest(drawing.rows.perturbed(generator).masked_fill(in_sum, -math.inf))
     # What is of probability 0, or beyond the last class, is the most probable one of weight 0, so that f sees draws alone.
@@ -211,8 +211,8 @@ def sum_and_sample(
         raise ValueError(
             f"{name}: f must give a value for each row, of shape {(summed + count, *sizes(scores)[:-1])}, got {sizes(values)}"
         )
-    values = values.reshape(len(values), *sizes(scores)[:-1])
-    found, rest = values[: len(top)], values[len(top) :]
+    values = values.reshape(-1, *scores.shape[:-1])
+    found, rest = values[: top.shape[0]], values[top.shape[0] :]
     constant = torch.as_tensor(constant_of(name, known, rest), dtype=rest.dtype, device=rest.device).expand_as(rest)
     p = log_p.exp()
     share = torch.where(listed, p, 0.0).sum(-1)  # [exact, ...]

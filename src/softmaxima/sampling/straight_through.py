@@ -18,7 +18,6 @@ from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
-from softmaxima.core.tracing import sizes
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.gumbel import check_probabilities
 from softmaxima.sampling.noise import conditional, gumbel, uniform
@@ -81,7 +80,7 @@ def straight_through(
     if found.properties.mass != "one":  # of no class, one more
         none = (1 - p.detach().sum(-1, keepdim=True)).clamp_min(0.0).log()
         y = torch.cat((log_p, none), -1)
-        y = y + gumbel(uniform(name, (*rows.draws, *sizes(y)), y.device, generator))
+        y = y + gumbel(uniform(name, (*rows.draws, *y.shape), y.device, generator))
         return rows.back(straight(largest(y)[..., :-1], p, rows.dtype))
     return rows.back(straight(largest(log_p + gumbel(rows.uniform(generator))), p, rows.dtype))
 
