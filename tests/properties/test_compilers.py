@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -248,6 +249,37 @@ def onnx_calls() -> Iterator[tuple[str, Call]]:
 
 
 ONNX_CALLS = dict(onnx_calls())
+KINDS_OF_MASK: dict[str, dict[str, Any]] = {
+    "mask": {"attn_mask": torch.tensor([[True, False, False], [True, True, False]])},
+    "causal": {"is_causal": True},
+    "bias": {"bias": torch.tensor([[0.0, -math.inf, -math.inf], [0.5, 0.0, -math.inf]])},
+    "lengths": {"key_lengths": torch.tensor([2])},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("map", "kind", "dynamo"),
+    [
+        *(("softmax", kind, False) for kind in KINDS_OF_MASK),
+        *((map.name, "mask", False) for map in MAPS.values() if map.name not in NOT_IN_ONNX and not map.properties.logarithmic),
+        ("sparsemax", "causal", True),
+    ],
+)
+def test_onnx_reads_nothing_that_is_excluded(map: str, kind: str, dynamo: bool):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    q, k, v = normal(1, 2, 4, dtype=torch.float32), *normal(2, 1, 3, 4, dtype=torch.float32)
+    options: dict[str, Any] = {"map": map, **KINDS_OF_MASK[kind], "return_lse": map == "softmax"}
+    module = Exported(sm.attention, ["query", "key", "value"], options)
+    session = onnxruntime.InferenceSession(to_onnx(module, (q, k, v), dynamo), providers=["CPUExecutionProvider"])
+    for wrong in (math.nan, math.inf):
+        k[..., 2, 0] = v[..., 2, 1] = wrong
+        found = session.run(None, {one.name: x.numpy() for one, x in zip(session.get_inputs(), (q, k, v), strict=True)})
+        for x, expected in zip(found, module(q, k, v), strict=True):
+            torch.testing.assert_close(torch.as_tensor(x), expected, atol=2e-6, rtol=2e-6)
+            assert bool(expected.isfinite().all())
+
+
 OF_A_MODEL = {"query", "key", "value", "hidden", "queries", "items", "h", "W", "X", "class_vectors"}  # sizes that one has once
 
 

@@ -39,7 +39,7 @@ def without_hidden(values: Tensor, scores: Tensor) -> Tensor:
 
 def _call(product: type[_Product], x: Tensor, y: Tensor) -> Tensor:
     if is_exporting_to_onnx():
-        return product.fake(x, y)
+        return product.forward(x, y)
     if transforming() or is_recorded(x):
         rank = max(x.ndim, y.ndim)  # of both, as vmap needs it
         return product.recorded(*(v[(None,) * (rank - v.ndim)] if v.ndim < rank else v for v in (x, y)))
