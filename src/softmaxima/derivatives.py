@@ -13,10 +13,11 @@ from softmaxima.core.contract import AnyMap
 from softmaxima.core.evaluation import linearise
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
+from softmaxima.core.public import listing, public
 from softmaxima.maps import find_map
 
 __all__ = ["hessian_vector_product", "jacobian"]
+__dir__ = listing(globals())
 
 
 @public

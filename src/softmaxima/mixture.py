@@ -24,7 +24,7 @@ from softmaxima.core.contract import REGISTRY as MAPS
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_number, described
-from softmaxima.core.public import public
+from softmaxima.core.public import listing, public
 from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import is_concrete
 from softmaxima.losses._classification import check_labels, check_shared, check_target
@@ -35,6 +35,7 @@ from softmaxima.maps.sparsemax import sparsemax
 from softmaxima.temperature import Positive, Temperature
 
 __all__ = ["MixtureOfMaps"]
+__dir__ = listing(globals())
 
 GATES = {"softmax": softmax, "sparsemax": sparsemax}
 COLDEST, HOTTEST = 0.05, 20.0  # temperatures of maps that are given by name

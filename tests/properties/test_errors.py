@@ -209,12 +209,23 @@ def test_an_error_tells_what_works_instead(call, repair: str):
 
 
 def test_what_other_libraries_hold_is_told_how_to_come_here():
-    pandas, array = pytest.importorskip("pandas"), pytest.importorskip("dask.array")
-    for function in (sm.softmax, sm.logsumexp, sm.entmax):
+    pandas = pytest.importorskip("pandas")
+    for function in (sm.softmax, sm.logsumexp, sm.entmax, sm.fusedmax, sm.bounds):
         with pytest.raises(TypeError, match=r"got DataFrame; call .to_numpy\(\)"):
             function(pandas.DataFrame(X.numpy()))
-        with pytest.raises(TypeError, match=r"got Array; take sm.dask, whose functions read it chunk by chunk"):
-            function(array.zeros((2, 3)))
+
+
+def test_a_dask_array_is_told_the_function_that_takes_it_where_there_is_one():
+    x = pytest.importorskip("dask.array").zeros((2, 3), chunks=2)
+    told = {}
+    for name in ("softmax", "softmin", "logsumexp", *sm.maps.REGISTRY, *sm.losses.REGISTRY, "log_mean_exp", "bounds"):
+        if hasattr(sm, name):
+            options = {"k": 1} if name == "sparse_softmax_loss" else {}
+            with pytest.raises(TypeError, match=r"got Array; .*call \.compute\(\) where it fits in memory") as caught:
+                getattr(sm, name)(x, *(torch.tensor([0, 1]),) if name in sm.losses.REGISTRY else (), **options)
+            told[name] = f"take sm.dask.{name}, which" in str(caught.value)
+    assert {name for name, is_told in told.items() if is_told} == {*told} & {*dir(sm.dask)}
+    assert not {"fusedmax", "arcface", "bounds"} & {*dir(sm.dask)}
 
 
 def test_a_classifier_says_what_it_does_with_missing_values():

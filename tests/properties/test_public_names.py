@@ -65,6 +65,15 @@ def test_what_dir_lists_can_be_had(monkeypatch: pytest.MonkeyPatch, absent: set[
     assert all(hasattr(sm, name) for name in listed if name not in {*vars(sm)})
 
 
+@pytest.mark.parametrize("room", [*vars(sm)["_ROOMS"], *vars(sm)["_APART"], "compat.entmax"])
+def test_dir_of_a_room_lists_what_is_public_there(room: str):
+    module = importlib.import_module(f"softmaxima.{room}")
+    listed = {name for name in dir(module) if not name.startswith("__")}
+    made = {*REGISTRY, *LOSSES} if room in ("dask", "distributed") else set()  # when they are asked for
+    assert {*module.__all__} <= listed <= {*module.__all__, *made}
+    assert all(hasattr(module, name) for name in listed)
+
+
 def test_unknown_names_raise_as_in_any_module():
     with pytest.raises(AttributeError, match="has no attribute 'sofmax'"):
         _ = sm.sofmax

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,17 +125,13 @@ def check_request(
     key_lengths: Any = None,
     first_query: Any = 0,
     params: Mapping[str, Any] | None = None,
-    function: Callable[..., Any] | None = None,
 ) -> Request:
-    """The request, or an error that names the function which was called, and says what was wrong, what arrived and what to do.
-
-    `function` is the one whose own arguments may have been meant by one of `params` that the map does not have.
-    """
+    """The request, or an error that names the function which was called, and says what was wrong, what arrived and what to do."""
     map, temperature, params = of_module(name, map, temperature, params or {})
     found = find_map(map, name)
     if found.properties.logarithmic:
         raise ValueError(f"{name}: map must give probabilities, got {found.name!r}, which gives their logarithms")
-    found.complete(params, name, () if function is None else inspect.signature(function).parameters.keys() - {"params"})
+    found.complete(params, name)
     check_kinds(name, query=query, key=key, value=value)
     query, key, value = (_check_projection(name, what, x) for what, x in (("query", query), ("key", key), ("value", value)))
     _check_alike(name, query, key, value)

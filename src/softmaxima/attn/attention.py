@@ -136,7 +136,6 @@ def attention(
         key_lengths=key_lengths,
         first_query=first_query,
         params=params,
-        function=attention,
     )
     found = attend(request, value, wants_lse=wants_lse, wants_weights=wants_weights)
     found = [like_input(x, query) for x in found if x is not None]

@@ -226,6 +226,6 @@ def give_map(module: MultiheadAttention, name: str, map: AnyMap, **options: Any)
     row = torch.zeros(module.num_heads, 1, 1, dtype=module.out_proj.weight.dtype, device="cpu")
     said = {option: value() if isinstance(value, nn.Module) else value for option, value in given.items()}
     told = {option: value.detach().cpu() if isinstance(value, Tensor) else value for option, value in said.items()}
-    check_request(name, row, row, row, function=MultiheadAttention, **with_params(told))  # says what is wrong with them
+    check_request(name, row, row, row, **with_params(told))  # says what is wrong with them
     module.hold(**given)
     module._qkv_same_embed_dim = False  # of which torch's own layers ask before they go around `forward`

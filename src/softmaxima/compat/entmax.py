@@ -55,6 +55,7 @@ from softmaxima.core.arguments import as_scores, check_dim, like_input
 from softmaxima.core.contract import Map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.numbers import check_axis, check_choice, check_count, check_int
+from softmaxima.core.public import listing, public
 from softmaxima.core.tracing import is_traced
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.budget_sparsemax import BUDGET_SPARSEMAX
@@ -88,6 +89,7 @@ __all__ = [
     "sparsemax_bisect_loss",
     "sparsemax_loss",
 ]
+__dir__ = listing(globals())
 
 __version__ = "1.3"  # whose interface this is
 
@@ -120,6 +122,7 @@ def _in_float64(name: str, map: Map, X: Any, dim: int, **params: Any) -> Any:
 # Activations -----------------------------------------------------------------------------------------------------------------
 
 
+@public
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
     """Sparsemax, `p = argmin_{q∈Δ} ‖q − X‖²` along `dim`; see `softmaxima.sparsemax`.
 
@@ -134,6 +137,7 @@ def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
     return _maps.sparsemax(X, dim)
 
 
+@public
 def entmax15(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
     """Entmax with α = 1.5, `p = relu(X/2 − λ)²` along `dim`; see `softmaxima.entmax15`.
 
@@ -146,6 +150,7 @@ def entmax15(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
     return _maps.entmax15(X, dim)
 
 
+@public
 def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
     """`sparsemax` by another name: 1.3 bisects `n_iter` times, here the solution is exact and sums to one.
 
@@ -156,6 +161,7 @@ def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_s
     return _maps.sparsemax(X, dim)
 
 
+@public
 def entmax_bisect(
     X: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
 ) -> Tensor:
@@ -175,6 +181,7 @@ def entmax_bisect(
     return _maps.entmax(X, dim=dim, alpha=alpha)
 
 
+@public
 def normmax_bisect(X: Tensor, alpha: float | Tensor = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
     """Normmax, `p = argmax_{q∈Δ} ⟨q, X⟩ − ‖q‖_α` along `dim`, in float64; see `softmaxima.normmax`.
 
@@ -189,6 +196,7 @@ def normmax_bisect(X: Tensor, alpha: float | Tensor = 2, dim: int = -1, n_iter: 
     return _in_float64("normmax_bisect", NORMMAX, X, dim, alpha=alpha)
 
 
+@public
 def budget_bisect(X: Tensor, budget: float | Tensor = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
     """Sparsemax with a budget, `p = argmin ‖q − X‖²` over 0 ≤ q ≤ 1 with Σq = budget, in float64.
 
@@ -246,6 +254,7 @@ def _threshold(scores: Tensor, p: Tensor, dim: int, power: float) -> tuple[Tenso
 _EVERY_SAMPLE = {"ignore_index": torch.iinfo(torch.int64).min, "reduction": "none"}
 
 
+@public
 def sparsemax_loss(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
     """The N losses of sparsemax, for scores X (N, C) and labels (N); see `softmaxima.sparsemax_loss`.
 
@@ -263,6 +272,7 @@ def _sparsemax_loss(X: Tensor, target: Tensor, k: int | None, **options: Any) ->
     return _losses.sparsemax_loss(X, target, **options)
 
 
+@public
 def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None = 50) -> Tensor:
     """`sparsemax_loss` by another name; `n_iter` changes nothing.
 
@@ -277,6 +287,7 @@ def _sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None, **opti
     return _losses.sparsemax_loss(X, target, **options)
 
 
+@public
 def entmax15_loss(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
     """The N losses of entmax-1.5, for scores X (N, C) and labels (N); see `softmaxima.entmax15_loss`.
 
@@ -293,6 +304,7 @@ def _entmax15_loss(X: Tensor, target: Tensor, k: int | None, **options: Any) -> 
     return _losses.entmax15_loss(X, target, **options)
 
 
+@public
 def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor = 1.5, n_iter: int | None = 50) -> Tensor:
     """The N losses of entmax-α, for scores X (N, C) and labels (N); see `softmaxima.entmax_loss`.
 
@@ -313,6 +325,7 @@ def _entmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor, n_iter
     return _losses.entmax_loss(X, target, alpha=alpha, **options)
 
 
+@public
 def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor = 2, n_iter: int | None = 50) -> Tensor:
     """The N losses of normmax, `max_{q∈Δ} (⟨q, x⟩ − ‖q‖_α) + 1 − x_t`, for scores X (N, C) and labels t (N): ∂L/∂x = p − y.
 
@@ -371,6 +384,7 @@ class _MapModule(_Module):
         return type(self).function(X, **self._arguments)
 
 
+@public
 class Sparsemax(_MapModule):
     """`sparsemax` as a module.
 
@@ -384,6 +398,7 @@ class Sparsemax(_MapModule):
         super().__init__(dim=dim, k=k)
 
 
+@public
 class Entmax15(_MapModule):
     """`entmax15` as a module.
 
@@ -397,6 +412,7 @@ class Entmax15(_MapModule):
         super().__init__(dim=dim, k=k)
 
 
+@public
 class SparsemaxBisect(_MapModule):
     """`sparsemax_bisect` as a module.
 
@@ -410,6 +426,7 @@ class SparsemaxBisect(_MapModule):
         super().__init__(dim=dim, n_iter=n_iter)
 
 
+@public
 class EntmaxBisect(_MapModule):
     """`entmax_bisect` as a module; an `nn.Parameter` as alpha learns.
 
@@ -424,6 +441,7 @@ class EntmaxBisect(_MapModule):
         super().__init__(alpha=alpha, dim=dim, n_iter=n_iter)
 
 
+@public
 class NormmaxBisect(_MapModule):
     """`normmax_bisect` as a module; an `nn.Parameter` as alpha learns.
 
@@ -438,6 +456,7 @@ class NormmaxBisect(_MapModule):
         super().__init__(alpha=alpha, dim=dim, n_iter=n_iter)
 
 
+@public
 class BudgetBisect(_MapModule):
     """`budget_bisect` as a module; an `nn.Parameter` as budget learns.
 
@@ -476,6 +495,7 @@ class _LossModule(_Module):
         return type(self).function(X, target, **self._arguments, **options)
 
 
+@public
 class SparsemaxLoss(_LossModule):
     """`sparsemax_loss` as a module, reduced.
 
@@ -493,6 +513,7 @@ class SparsemaxLoss(_LossModule):
         super().__init__(ignore_index, reduction, k=k)
 
 
+@public
 class SparsemaxBisectLoss(_LossModule):
     """`sparsemax_bisect_loss` as a module, reduced as by `SparsemaxLoss`.
 
@@ -506,6 +527,7 @@ class SparsemaxBisectLoss(_LossModule):
         super().__init__(ignore_index, reduction, n_iter=n_iter)
 
 
+@public
 class Entmax15Loss(_LossModule):
     """`entmax15_loss` as a module, reduced as by `SparsemaxLoss`.
 
@@ -519,6 +541,7 @@ class Entmax15Loss(_LossModule):
         super().__init__(ignore_index, reduction, k=k)
 
 
+@public
 class EntmaxBisectLoss(_LossModule):
     """`entmax_bisect_loss` as a module, reduced as by `SparsemaxLoss`; an `nn.Parameter` as alpha learns.
 
@@ -539,6 +562,7 @@ class EntmaxBisectLoss(_LossModule):
         super().__init__(ignore_index, reduction, alpha=alpha, n_iter=n_iter)
 
 
+@public
 class NormmaxBisectLoss(_LossModule):
     """`normmax_bisect_loss` as a module, reduced as by `SparsemaxLoss`; an `nn.Parameter` as alpha learns.
 

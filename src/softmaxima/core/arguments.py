@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -37,7 +38,9 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
     if not isinstance(x, (np.ndarray, np.generic)):
         repair = "call torch.tensor() or numpy.array()"
         if hasattr(x, "dask"):
-            repair = "take sm.dask, whose functions read it chunk by chunk, or call .compute() where it fits in memory"
+            by_chunks = name in dir(importlib.import_module("softmaxima.dask"))
+            repair = f"take sm.dask.{name}, which reads it chunk by chunk, or " if by_chunks else ""
+            repair += "call .compute() where it fits in memory"
         elif hasattr(x, "to_numpy"):
             repair = "call .to_numpy()"
         raise TypeError(f"{name}: {what} must be a torch.Tensor or a numpy.ndarray, got {type(x).__name__}; {repair}")

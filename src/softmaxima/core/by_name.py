@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +29,14 @@ def by_name(module: str, function: Callable[..., Any], name: str, whole: Callabl
     named.__doc__ = _documentation(function, name, whole)
     called = f"{module.removeprefix('softmaxima.')}.{name}"
     return telling(named, lambda first: called)
+
+
+def in_parts(maps: Mapping[str, Any], losses: Mapping[str, Any]) -> list[str]:
+    """The names of those that have a form in parts, of which such a room has one as well."""
+    return [
+        *(name for name, map in maps.items() if map.blocks is not None),
+        *(name for name, loss in losses.items() if loss.row_form is not None),
+    ]
 
 
 def _signature(function: Callable[..., Any], whole: Callable[..., Any] | None) -> inspect.Signature:

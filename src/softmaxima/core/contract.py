@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +30,8 @@ from softmaxima.core.recorded import remember
 from softmaxima.core.tracing import constant
 from softmaxima.kernels.native import Kernel
 
-COMMON = ("dim", "temperature", "where", "dtype")  # what all maps take beside their parameters
 
-
+@public
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of a map.
@@ -76,6 +75,7 @@ class Parameter:
         return value if isinstance(value, nn.Module) else checked
 
 
+@public
 @dataclass(frozen=True)
 class Properties:
     """What a map claims. The tests hold it to every claim.
@@ -113,6 +113,7 @@ class Properties:
         return self.mass(allowed, **params) if callable(self.mass) else (allowed > 0).double()
 
 
+@public
 @dataclass(frozen=True)
 class Cost:
     """Passes over a row that an ideal kernel needs when the row does not fit in cache.
@@ -126,6 +127,7 @@ class Cost:
     writes: int = 1
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class Map:
     """One map from scores to probabilities; see `docs/architecture.md` for the contract and CONTRIBUTING.md for an example.
@@ -193,14 +195,11 @@ class Map:
         """The public function, which has the map's name, in the map's file."""
         return getattr(sys.modules.get(self.reference.__module__), self.name, None)
 
-    def complete(self, params: Mapping[str, Any], name: str | None = None, beside: Iterable[str] = COMMON) -> dict[str, Any]:
-        """The parameters in the map's order, defaults filled in.
-
-        `name` is of what is called, if it is not the map, and `beside` what else it takes, for messages.
-        """
+    def complete(self, params: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+        """The parameters in the map's order, defaults filled in; `name` is of what is called, if it is not the map."""
         known = [parameter.name for parameter in self.params]
         for unknown in params.keys() - {*known}:
-            raise unknown_argument(name or self.name, unknown, known, beside, f"map {self.name!r}")
+            raise unknown_argument(name or self.name, unknown, known, f"map {self.name!r}")
         return {parameter.name: params.get(parameter.name, parameter.default) for parameter in self.params}
 
     def __reduce__(self) -> Any:

@@ -150,7 +150,8 @@ def _letters(name: str) -> str:
 def nearest(name: Any, choices: Iterable[str]) -> str:
     """The choice that was meant, as the end of a sentence; nothing where none is near, nor the only one that begins so."""
     spelled = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(name.lower(), spelled, 1) if isinstance(name, str) else []
+    found = [low for low in spelled if isinstance(name, str) and sorted(low) == sorted(name.lower())]  # letters in another order
+    found = found or (difflib.get_close_matches(name.lower(), spelled, 1) if isinstance(name, str) else [])
     if isinstance(name, str) and not found:
         begun = [low for low, choice in spelled.items() if _begins((choice,), name)]
         found = begun if len(begun) == 1 else []

@@ -4,104 +4,183 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from softmaxima.core.numbers import nearest
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 
-# What one argument is called in torch, NumPy, SciPy, transformers and papers.
+# What one argument is called here and in torch, NumPy, SciPy, scikit-learn, transformers and papers.
 SYNONYMS = (
     ("dim", "axis", "dims", "axes"),
     ("keepdim", "keepdims", "keep_dims"),
     ("where", "mask", "attn_mask", "attention_mask", "key_padding_mask"),
     ("temperature", "tau", "temp", "T"),
-    ("x", "input", "logits", "scores", "a"),
-    ("target", "labels", "label", "y_true", "y"),
-    ("weight", "weights", "class_weight", "b"),
+    ("x", "input", "logits", "scores", "a", "X", "shard", "inputs", "hidden", "features"),
+    ("y", "other", "x2"),
+    ("target", "labels", "label", "targets", "y_true", "y"),
+    ("class_weight", "weight", "weights", "sample_weight", "b"),
     ("k", "top_k", "topk"),
-    ("p", "top_p", "topp"),
+    ("p", "top_p", "topp", "min_p", "minp"),
     ("generator", "seed", "rng", "random_state"),
     ("label_smoothing", "smoothing"),
+    ("ignore_index", "ignore_label", "padding_idx"),
+    ("query", "q", "queries"),
+    ("key", "k", "keys"),
+    ("value", "v", "values"),
     ("is_causal", "causal"),
     ("first_query", "causal_offset", "query_offset"),
     ("window", "window_size", "sliding_window"),
     ("key_lengths", "cache_seqlens"),
-    ("scale", "softmax_scale", "scaling"),
+    ("scale", "softmax_scale", "scaling", "s"),
     ("bias", "attn_bias"),
     ("softcap", "logits_soft_cap"),
+    ("dropout_p", "dropout"),
+    ("return_weights", "need_weights", "output_attentions"),
+    ("margin", "m"),
+    ("classes", "num_classes", "n_classes", "out_features", "vocab_size"),
+    ("samples", "num_samples", "n_samples", "num_sampled"),
+    ("total", "T_max", "total_iters", "num_steps", "total_steps"),
+    ("last", "eta_min"),
+    ("minimum", "min", "min_val"),
+    ("maximum", "max", "max_val"),
+    ("index", "segment_ids", "batch"),
+    ("num_segments", "num_nodes", "dim_size"),
+    ("radius", "eps", "epsilon"),
+    ("eps", "epsilon"),
+    ("norm", "ord", "p"),
+    ("learning_rate", "lr"),
+    ("epochs", "max_iter", "n_epochs"),
+    ("patience", "n_iter_no_change"),
+    ("hidden", "hidden_layer_sizes"),
 )
 MEANINGS = {"where": ", whose True keeps a score"}
-OF_LOSSES = ("alpha", "beta", "eps", "k", "p", "order", "map")  # what a function that takes `loss=` is told with it
+# Options of losses, as a function that takes `loss=` has them.
+OF_LOSSES = {
+    "alpha": '("entmax", 1.3)',
+    "beta": '("elastic_cross_entropy", 0.1)',
+    "gamma": '("focal", 2.0)',
+    "eps": '("eps_cross_entropy", 0.1)',
+    "k": '("sparse_softmax_loss", 10)',
+    "p": '("sparse_softmax_loss", {"p": 0.9})',
+    "map": '("fenchel_young_loss", {"map": "normmax"})',
+}
 
 
-def unknown_argument(name: str, got: str, known: Iterable[str], beside: Iterable[str] = (), of: str = "it") -> TypeError:
-    """That `of`, which takes the arguments in `known`, has none called `got`; the function `name` has those in `beside` too."""
+def unknown_argument(name: str, got: str, known: Iterable[str], of: str = "it", free: Sequence[str] | None = None) -> TypeError:
+    """That `of`, which takes the arguments in `known`, has none called `got`; `free` are those that may be meant."""
     takes = [each for each in known if not each.startswith("_")]
-    every = [*beside, *takes]
-    own = next((own for group in SYNONYMS if got in group for own in group if own in every), None)
-    meant = f"; did you mean {own!r}{MEANINGS.get(own, '')}?" if own is not None else nearest(got, every)
-    if own is None and "loss" in every and got in OF_LOSSES:
-        meant = '; options of a loss go with its name, as in loss=("entmax", 1.3)'
-    return TypeError(f"{name}: unknown argument {got!r}{meant}; {of} takes: {', '.join(takes) or 'none'}")
+    free = takes if free is None else free
+    error = TypeError(f"{name}: unknown argument {got!r}{meant(got, free)}; {of} takes: {', '.join(takes) or 'none'}")
+    vars(error)["unknown"] = name, got, takes, of, free
+    return error
+
+
+def add_names(error: TypeError, options: Mapping[str, Any], own: Iterable[str]) -> None:
+    """To an error of an argument that is one of a caller's options: the caller's `own` arguments, one of which may be meant."""
+    name, got, takes, of, free = vars(error).get("unknown", ("", None, (), "", ()))
+    if got in options:
+        error.args = unknown_argument(name, got, takes, of, [*free, *own]).args
+
+
+def meant(got: str, every: Sequence[str]) -> str:
+    """The one of these arguments that `got` is another name of, a slip of, or goes with, as the end of a sentence."""
+    own = next((own for own in every if any(got in group and own in group for group in SYNONYMS)), None)
+    if own is not None:
+        return f"; did you mean {own!r}{MEANINGS.get(own, '')}?"
+    if got in OF_LOSSES and "map_params" in every:
+        return f'; options of a map and its loss go in map_params and loss_params, as in map_params={{"{got}": …}}'
+    if got in OF_LOSSES and "loss" in every:
+        return f"; options of a loss go with its name, as in loss={OF_LOSSES[got]}"
+    return nearest(got, [each for each in every if not each.startswith("_")])
 
 
 def public(what: Public) -> Public:
-    """A function that tells such arguments, or a module whose constructor and `forward` do."""
+    """A function that tells such arguments, or a class whose constructor and calls do."""
+    room = what.__module__.removeprefix("softmaxima.").partition(".")[0]
+    prefix = f"{room}." if room in ("dask", "distributed") else ""  # whose names are those of other rooms
     if not inspect.isclass(what):
-        return telling(what, lambda first: what.__name__)
-    for method in ("__init__", "forward"):
+        return telling(what, lambda first: prefix + what.__name__)
+    for method in ("__init__", "__call__", "forward"):
         if method in vars(what):
-            setattr(what, method, telling(vars(what)[method], lambda module: type(module).__name__, skipped=1))
+            setattr(what, method, telling(vars(what)[method], lambda made: prefix + type(made).__name__, skipped=1))
     return what  # type: ignore[return-value]
 
 
 def telling(function: Any, name: Callable[[Any], str], skipped: int = 0) -> Any:
     """The function, of which errors tell the name that its first argument has, but nothing of so many `skipped` arguments.
 
-    Arguments are passed on one by one, for a wrapper of *args and **kwargs takes several times as long. Where a function takes any
-    keyword, it tells of those itself.
+    Arguments are passed on one by one, for a wrapper of *args and **kwargs takes several times as long; those that must be given
+    are … where they are not. Where a function takes any keyword, it tells of those itself, once it has what it must have.
     """
     parameters = inspect.signature(function).parameters.values()
     places, named = ([p for p in parameters if p.kind is kind] for kind in (_PLACE, inspect.Parameter.KEYWORD_ONLY))
     options = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
     own, by_name = [p.name for p in places[skipped:]], [p.name for p in named]
+    needed = [p.name for p in (*places[skipped:], *named) if p.default is p.empty]
+    optional = [each for each in (*own, *by_name) if each not in needed]
 
-    def error(first: Any, more: Sequence[Any], others: Iterable[str]) -> TypeError:
+    def error(first: Any, more: Sequence[Any], others: Iterable[str], values: Sequence[Any]) -> TypeError:
         if more:
-            return _more_than(name(first), more[0], own, by_name)
-        return unknown_argument(name(first), next(iter(others)), [*own, *by_name])
+            return _more_than(name(first), more, own, by_name)
+        missing = [each for each, value in zip(needed, values, strict=True) if value is ...]
+        free = [*missing, *optional]
+        unknown = [each for each in others if not options or meant(each, free)]
+        if unknown:
+            return unknown_argument(name(first), unknown[0], [*own, *by_name], free=free)
+        takes = ", ".join(each for each in (*own, *by_name) if not each.startswith("_"))
+        return TypeError(f"{name(first)}: {' and '.join(missing)} must be given; it takes: {takes}")
 
-    optional = [[f"{p.name}=None" if p.default is not p.empty else p.name for p in each] for each in (places, named)]
-    given = ", ".join([*optional[0], "*_more", *optional[1], f"**{options[0] if options else '_others'}"])
+    others = options[0] if options else "_others"
+    given = ", ".join([*(f"{p.name}=None" for p in places), "*_more", *(f"{p.name}=None" for p in named), f"**{others}"])
     passed = ", ".join([*(p.name for p in places), *(f"{p.name}={p.name}" for p in named), *(f"**{each}" for each in options)])
+    wrong = " or ".join(["_more", *(() if options else (others,)), *(f"{each} is ..." for each in needed)])
+    guarded = f"""
+        try:
+            return _function({passed})
+        except TypeError as error:
+            _add(error, {others}, _optional)
+            raise
+"""
     source = f"""
-def make(_function, _error):
+def make(_function, _error, _add, _optional):
     def {function.__name__}({given}):
-        if _more{"" if options else " or _others"}:
-            raise _error({places[0].name if places else None}, _more, {"()" if options else "_others"})
-        return _function({passed})
+        if {wrong}:
+            raise _error({places[0].name if places else None}, _more, {others}, [{", ".join(needed)}])
+        {guarded if options else f"return _function({passed})"}
     return {function.__name__}
 """
     made: dict[str, Any] = {}
     exec(compile(source, f"<arguments of {function.__qualname__}>", "exec"), function.__globals__, made)
-    found: Any = functools.wraps(function)(made["make"](function, error))
-    found.__defaults__ = tuple(p.default for p in places if p.default is not p.empty)
-    found.__kwdefaults__ = {p.name: p.default for p in named if p.default is not p.empty}
+    found: Any = functools.wraps(function)(made["make"](function, error, add_names, optional))
+    found.__defaults__ = tuple(_default(p) for p in places[skipped:])
+    found.__kwdefaults__ = {p.name: _default(p) for p in named}
     return found
 
 
 _PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-def _more_than(name: str, value: Any, own: Sequence[str], named: Sequence[str]) -> TypeError:
-    """Of one argument too many, `value`, which came without a name."""
-    shown = isinstance(value, (bool, int, float, str, type(None)))
+def _default(parameter: inspect.Parameter) -> Any:
+    return ... if parameter.default is parameter.empty else parameter.default
+
+
+def _more_than(name: str, values: Sequence[Any], own: Sequence[str], named: Sequence[str]) -> TypeError:
+    """Of arguments too many, `values`, which came without a name. A dtype among them is the one of torch's functions."""
+    dtype = next((each for each in values if type(each).__name__ == "dtype" and "dtype" in named), None)
+    value = values[0] if dtype is None else dtype
+    shown = isinstance(value, (bool, int, float, str, type(None))) or value is dtype
     got, written = (repr(value), repr(value)) if shown else (getattr(value, "__name__", f"a {type(value).__name__}"), "…")
     named = [each for each in named if not each.startswith("_")]
     if not named:
         return TypeError(f"{name}: takes {len(own)} arguments, {', '.join(own)}; got {got} beyond them")
     after = f"what comes after {own[-1]}" if own else "every argument"
-    others = f", or the name that is meant of {', '.join(named[1:])}" if named[1:] else ""
+    others = f", or the name that is meant of {', '.join(named[1:])}" if named[1:] and dtype is None else ""
+    named = named if dtype is None else ["dtype"]
     return TypeError(f"{name}: {after} is given by name, got {got}; write {named[0]}={written}{others}")
+
+
+def listing(room: Mapping[str, Any], more: Callable[[], Iterable[str]] = tuple) -> Callable[[], list[str]]:
+    """The `__dir__` of a module with these globals: its public names, and `more` that it makes when they are asked for."""
+    return lambda: sorted({*(name for name in room if name.startswith("__")), *room["__all__"], *more()})

@@ -12,7 +12,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.core.by_name import by_name
+from softmaxima.core.by_name import by_name, in_parts
+from softmaxima.core.public import listing
 
 if importlib.util.find_spec("dask") is None:
     raise ImportError('sm.dask needs Dask, which is not installed: pip install "softmaxima[dask]"', name="dask")
@@ -44,8 +45,7 @@ def __getattr__(name: str) -> Any:
     return by_name(__name__, __getattr__(chunked), name, whole.function)
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS, *(name for registry in _registries() for name in registry)})
+__dir__ = listing(globals(), lambda: in_parts(*_registries()))
 
 
 def _registries() -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from softmaxima.core.numbers import InputError, check_count
 from softmaxima.core.places import Place, found
+from softmaxima.core.public import public
 from softmaxima.dask.cluster import Tasks, connected, grow
 from softmaxima.streams.files import Read, Request, check_again
 from softmaxima.streams.pieces import Plan
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from softmaxima.streams.formats import Scores
 
 
+@public
 def file_logsumexp(
     path: str | Path | Iterable[str | Path],
     *,

@@ -17,6 +17,7 @@ from softmaxima.core.arguments import check_scores as check_dtype
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import merged
+from softmaxima.core.public import public
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, compact, matching, per_row, rows_last, stand_in
 from softmaxima.losses._classification import (
     REGISTRY,
@@ -36,6 +37,7 @@ from softmaxima.losses._parts import LossInParts, RowForm, Targets, bind, merge_
 A_NUMBER = (lambda values: values == values, "a number")  # (valid, domain) of what the loss checks itself
 
 
+@public
 def chunked_loss(
     loss: str | Loss | Callable[..., Any],
     input: Array,

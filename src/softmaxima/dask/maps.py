@@ -17,10 +17,12 @@ from softmaxima.core.evaluation import check_params
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts
+from softmaxima.core.public import public
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, matching, per_row, rows_last, stand_in
 from softmaxima.maps.softmax import SOFTMAX
 
 
+@public
 def chunked_map(
     map: AnyMap,
     x: Array,
@@ -67,6 +69,7 @@ def chunked_map(
     )
 
 
+@public
 def softmin(
     x: Array, dim: int = -1, *, temperature: Any = 1.0, where: Any = None, dtype: Any = None, split_every: Any = None
 ) -> Array:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from softmaxima.core import monoid
 from softmaxima.core.arguments import as_floating
+from softmaxima.core.public import public
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, matching, stand_in
 from softmaxima.dask.maps import MapOfChunk
 from softmaxima.lse.logsumexp import check_real, prepare
@@ -20,6 +21,7 @@ from softmaxima.maps.softmax import SOFTMAX
 NAME = "dask.logsumexp"
 
 
+@public
 def logsumexp(
     x: Array, dim: int | Sequence[int] = -1, *, keepdim: bool = False, where: Any = None, temperature: Any = 1.0,
     split_every: Any = None,

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from softmaxima.core.by_name import by_name
+from softmaxima.core.by_name import by_name, in_parts
+from softmaxima.core.public import listing
 from softmaxima.distributed.attention import attention
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.layers import LinearLoss, MarginSoftmax, SampledSoftmax
@@ -66,5 +67,4 @@ def __getattr__(name: str) -> Any:
     return by_name(__name__, shared, name, whole.function)
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *MAPS, *LOSSES})
+__dir__ = listing(globals(), lambda: in_parts(MAPS, LOSSES))

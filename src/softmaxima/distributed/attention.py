@@ -17,6 +17,7 @@ from softmaxima.core.blocks import State
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_choice, check_count
 from softmaxima.core.parts import merged
+from softmaxima.core.public import public
 from softmaxima.distributed.agreement import alike, learns
 from softmaxima.distributed.copied import copied
 from softmaxima.distributed.kept import Kept, once, save, saved
@@ -30,6 +31,7 @@ NAME = "distributed.attention"
 FORMS = ("ring", "gather", "merge")
 
 
+@public
 def attention(
     query: Tensor,
     key: Tensor,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.numbers import check_flag
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.kept import once, save, saved
@@ -33,6 +34,7 @@ from softmaxima.kernels.native import Layer
 from softmaxima.losses._finding import find_loss
 
 
+@public
 def linear_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -96,6 +98,7 @@ def linear_loss(
         return head.evaluate(agreement, sizes(states)[:-1]).to(states.dtype)
 
 
+@public
 def margin_softmax_loss(
     hidden: Tensor,
     weight: Tensor,

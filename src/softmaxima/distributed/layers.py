@@ -16,6 +16,7 @@ from softmaxima.core.arguments import as_tensor, like_input, scale_domain
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.modules import OptionsModule, WithOptions, held_value
 from softmaxima.core.numbers import check_count, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.agreement import alike
@@ -148,6 +149,7 @@ class ShardedHead(WithOptions, nn.Module):
         return f"{self.in_features}, {self.classes}, own_classes={own.start}:{own.stop}, {super().extra_repr()}"
 
 
+@public
 class LinearLoss(ShardedHead):
     """`sm.distributed.linear_loss` as a module: `sm.LinearLoss` whose classes are shared among ranks.
 
@@ -215,6 +217,7 @@ class LinearLoss(ShardedHead):
         return linear_loss(hidden, self._own_vectors(), target, loss=loss, **own)
 
 
+@public
 class MarginSoftmax(ShardedHead):
     """`sm.distributed.margin_softmax_loss` as a module: `sm.MarginSoftmax` whose classes are shared among ranks.
 
@@ -285,6 +288,7 @@ class MarginSoftmax(ShardedHead):
         return as_cosine_rows(self._name, hidden, self._own_vectors(), self.options["centres"])
 
 
+@public
 class SampledSoftmax(ShardedHead):
     """`sm.distributed.sampled_softmax_loss` as a module: `sm.SampledSoftmax` whose classes are shared among ranks.
 

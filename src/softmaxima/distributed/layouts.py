@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.numbers import check_choice, check_count
+from softmaxima.core.public import public
 from softmaxima.distributed.agreement import Agreement
 from softmaxima.distributed.ranks import Group, RanksError, ranks_of
 
@@ -75,6 +76,7 @@ def check_layout(name: str, layout: Any) -> str:
     return check_choice(name, "layout", layout, LAYOUTS)
 
 
+@public
 def places(length: int, *, layout: str = "balanced", group: Group = None) -> Tensor:
     """The places that this rank has of a sequence, int64 [n]: `x[:, places]` is its part, and `unshard` puts all together.
 

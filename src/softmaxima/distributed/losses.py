@@ -15,6 +15,7 @@ from softmaxima.core.blocks import State, joined
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import InParts, merged
+from softmaxima.core.public import public
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers, sizes
 from softmaxima.distributed.agreement import Agreement, alike, learns
@@ -32,6 +33,7 @@ Total = Callable[[Tensor], Tensor]
 Scores = Callable[[], Iterable[tuple[Any, Tensor]]]
 
 
+@public
 def shared_loss(
     loss: str | Loss | Callable[..., Tensor],
     shard: Tensor,

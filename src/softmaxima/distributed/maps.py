@@ -12,6 +12,7 @@ from softmaxima.core.arguments import DType, as_map_scores, moved_last, rows_las
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.parts import InParts
+from softmaxima.core.public import public
 from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept, once, save, saved
@@ -21,6 +22,7 @@ from softmaxima.maps import REGISTRY
 from softmaxima.maps.softmax import SOFTMIN
 
 
+@public
 def shared_map(
     map: AnyMap,
     shard: Tensor,
@@ -79,6 +81,7 @@ def shared_map(
     return of_shared_rows(name, found, ranks, agreement, rows, tau, mask, values).movedim(-1, axis)
 
 
+@public
 def softmin(
     shard: Tensor,
     dim: int = -1,

@@ -18,6 +18,7 @@ from torch import Tensor
 from softmaxima.core.arguments import check_per_row, scale_domain
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.numbers import check_count, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.agreement import Agreement, alike
@@ -36,6 +37,7 @@ ELSEWHERE = -2  # a label of another rank, and
 IGNORED = -1  # of a row that is left out, among the candidates
 
 
+@public
 def sampled_softmax_loss(
     hidden: Tensor,
     weight: Tensor,

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_dim
+from softmaxima.core.public import public
 from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.layouts import Spans, check_layout, spans_of
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 
 
+@public
 def unshard(shard: Tensor, dim: int = -2, *, layout: str = "balanced", group: Group = None) -> Tensor:
     """The whole sequence, of whose places along `dim` every rank has those at `places`; the same on every rank.
 

@@ -14,6 +14,7 @@ from softmaxima.core.arguments import as_map_scores, check_dims
 from softmaxima.core.contract import find_map
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
+from softmaxima.core.public import public
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers
@@ -26,6 +27,7 @@ from softmaxima.lse.logsumexp import prepare
 NAME = "distributed.logsumexp"
 
 
+@public
 def logsumexp(
     shard: Tensor,
     dim: int | Sequence[int] = -1,

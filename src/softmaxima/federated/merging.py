@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError, check_count
+from softmaxima.core.public import public
 from softmaxima.core.unquoted import kind_of
 from softmaxima.federated.summaries import Summary, check_summary, rounding
 from softmaxima.lse import Estimate
@@ -49,6 +50,7 @@ class Merged:
     numbers: int
 
 
+@public
 def merge(summaries: Sequence[Summary], k: int | None = None) -> Merged:
     """The sum of exponentials and the largest scores of all clients, from what they sent.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from softmaxima.core.numbers import check_choice, check_confidence, check_one_temperature, check_positive
+from softmaxima.core.public import public
 from softmaxima.core.unquoted import kind_of, read_scores
 from softmaxima.federated.summaries import rounding
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from softmaxima.secure import Opened
 
 
+@public
 def private_logsumexp(
     clients: Sequence[Any],
     records: Entries,
@@ -89,6 +91,7 @@ def private_logsumexp(
     )
 
 
+@public
 def secure_logsumexp(
     clients: Sequence[Any], *, bounds: tuple[float, float], bits: int = 32, temperature: float = 1.0, timeout: float = 60.0
 ) -> Opened[float]:

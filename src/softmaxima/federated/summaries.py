@@ -16,6 +16,7 @@ import numpy as np
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import InputError, check_count, check_flag, check_int, check_number, check_one_temperature
+from softmaxima.core.public import public
 from softmaxima.core.unquoted import kind_of, read_scores
 from softmaxima.streams import LogSumExpState
 from softmaxima.streams._scaled import NOTHING, WIDE, Product, Scaled, nothing
@@ -124,6 +125,7 @@ class Summary:
         return 2 * len(self.top) + 3 + (6 if self.state is not None else 0)
 
 
+@public
 def summarise(
     x: Array, k: int = 0, *, items: Any = None, whole: bool = True, floor: float = -math.inf, temperature: float = 1.0
 ) -> Summary:

@@ -14,6 +14,7 @@ from softmaxima.core.arguments import as_floating, check_dim
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_flag
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete
 from softmaxima.graph.neighbours import (
     NotScripted,
@@ -33,6 +34,7 @@ from softmaxima.segments.arguments import value_of_segments
 from softmaxima.segments.ragged import largest_of
 
 
+@public
 class LogSumExpAggregation(NotScripted, Aggregation):
     """The logarithm of the sum of exponentials of a node's neighbours, τ log Σ_e exp(x_e/τ), channel by channel.
 
@@ -142,6 +144,7 @@ def _times(tau: Any, value: Tensor) -> Tensor:
     return tau * value.masked_fill(value == -math.inf, 0.0)
 
 
+@public
 class MapAggregation(NotScripted, Aggregation):
     """A mean of a node's neighbours whose weights are a map of their scores, Σ_e p_e x_e, p = map(s/τ) over the neighbours.
 

@@ -21,6 +21,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 from softmaxima.core.contract import AnyMap
+from softmaxima.core.public import add_names
 from softmaxima.graph.neighbours import NotScripted, first_numbers, held_map, over_neighbours, restore, said_map, segments_of
 from softmaxima.maps import MapModule
 
@@ -98,8 +99,13 @@ class _MapConv(NotScripted, pyg.MessagePassing):
     def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
         _check_calls_softmax(type(self).__name__, getattr(self._parent, self._attends))
         known = _options(self._parent)
+        try:
+            held = held_map(type(self).__name__, map, {name: value for name, value in more.items() if name not in known})
+        except TypeError as error:
+            add_names(error, more, ("map", *known))
+            raise
         super().__init__(*options, **{name: value for name, value in more.items() if name in known})
-        self.map = held_map(type(self).__name__, map, {name: value for name, value in more.items() if name not in known})
+        self.map = held
         self._first = first_numbers(self, "map")
 
     def reset_parameters(self) -> None:

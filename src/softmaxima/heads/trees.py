@@ -20,8 +20,10 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_values
 from softmaxima.core.numbers import check_count
+from softmaxima.core.public import public
 
 
+@public
 @dataclass(frozen=True, eq=False, repr=False)
 class Tree:
     """A tree whose leaves are the classes 0, …, V − 1; its inner nodes are numbered level by level, the root is 0.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from softmaxima.core.public import listing
 from softmaxima.integrations.replacement import AttentionReplacement, replace_attention
 
 if TYPE_CHECKING:
@@ -28,3 +29,4 @@ else:
 
 
 __all__ = ["AttentionReplacement", "Classifier", "TemperatureCalibrator", "replace_attention"]
+__dir__ = listing(globals())

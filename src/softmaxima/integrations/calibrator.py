@@ -21,9 +21,11 @@ from sklearn.utils.validation import (
     indexable,
 )
 
+from softmaxima.core.public import public
 from softmaxima.temperature.calibration import EPS, METHODS, Calibration, calibrate_safely, check_penalty, floor_of, logarithms
 
 
+@public
 class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     """A classifier with calibrated probabilities, softmax(x/τ) of its scores x.
 

@@ -126,9 +126,7 @@ def replace_attention(
             )
         options[name] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
     row = torch.zeros(1, 1, device="cpu")
-    check_request(
-        NAME, row, row, row, map=found, function=replace_attention, **with_params(options)
-    )  # says what is wrong with them
+    check_request(NAME, row, row, row, map=found, **with_params(options))  # says what is wrong with them
     return _replace(model, found.name, options)
 
 

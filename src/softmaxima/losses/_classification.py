@@ -740,6 +740,7 @@ class LossModule(OptionsModule):
         return type(self).function(input, target, **{**self.options, **of_batch})
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class Loss:
     """What a loss claims; the tests hold it to every claim.
@@ -860,14 +861,11 @@ class Loss:
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
         return as_given(value, None, first), [as_given(v, None, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
 
-    def complete(self, options: Mapping[str, Any], name: str | None = None, beside: Iterable[str] = ()) -> dict[str, Any]:
-        """The options that the loss has of its own, defaults filled in.
-
-        `name` is of what is called, if it is not the loss, and `beside` what else it takes, for messages.
-        """
+    def complete(self, options: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+        """The options that the loss has of its own, defaults filled in; `name` is of what is called, if it is not the loss."""
         own = self.own_options
         for unknown in () if self.takes_any else options.keys() - own.keys():
-            raise unknown_argument(name or self.name, unknown, own, beside, f"loss {self.name!r}")
+            raise unknown_argument(name or self.name, unknown, own, f"loss {self.name!r}")
         return {**own, **options}
 
 

@@ -1,5 +1,6 @@
 """logsumexp and the functions that are made of it."""
 
+from softmaxima.core.public import listing
 from softmaxima.lse.adaptive import adaptive_logsumexp
 from softmaxima.lse.bounds.intervals import (
     Interval,
@@ -75,3 +76,4 @@ __all__ = [
     "trimmed_logsumexp",
     "winsorized_logsumexp",
 ]
+__dir__ = listing(globals())

@@ -1,6 +1,7 @@
 """Maps from scores to probabilities: one file a map, each with its literal reference, its sensitivity and its claims."""
 
 # isort: off
+from softmaxima.core.public import listing
 from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin  # the first of every list of maps
 
 # isort: on
@@ -75,3 +76,4 @@ __all__ = [
     "topk_softmax",
     "topp_softmax",
 ]
+__dir__ = listing(globals())

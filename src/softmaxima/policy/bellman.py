@@ -21,6 +21,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores, broadcasts, check_tensor, check_value, check_where, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_number, check_positive
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete
 from softmaxima.policy.boltzmann import Policy, as_policy_map
 from softmaxima.policy.value import find_valued, value_of
@@ -43,6 +44,7 @@ class SoftSolution:
     error: float  # a bound of ‖q − q*‖∞, roundings aside
 
 
+@public
 def soft_bellman(
     q: Array,
     reward: Array,
@@ -88,6 +90,7 @@ def soft_bellman(
     return like_input(_backed_up(value, r, p, gamma, mask).to(scores.dtype), q)
 
 
+@public
 def soft_value_iteration(
     reward: Tensor,
     transition: Tensor,

@@ -20,6 +20,7 @@ from torch.distributions.utils import lazy_property, probs_to_logits
 from softmaxima.core.arguments import check_tensor
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.numbers import check_count
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.rows import without_mask
 from softmaxima.core.series import scaled_expm1_remainder
@@ -56,6 +57,7 @@ def as_policy_map(name: str, map: AnyMap | MapModule, temperature: Any, params: 
 LEAST = 1e-290  # the least π but 0 of maps other than softmax: 1/π, the slope of log π, times what else there is passes 1e308 below
 
 
+@public
 class Policy(Distribution):
     """A distribution over n actions for each state, π(a|s) = map(x/τ)_a, as those of `torch.distributions`.
 

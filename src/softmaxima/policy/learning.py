@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import as_scores, broadcasts, check_value, check_where
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_one_temperature, check_positive
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.policy.value import value_of
 from softmaxima.sampling.rows import as_rows, map_params
@@ -28,6 +29,7 @@ from softmaxima.temperature import Positive, Temperature
 ENTROPY = (lambda h: (h > 0) & (h < math.inf)), "positive and finite"
 
 
+@public
 class AdaptiveTemperature(nn.Module):
     """A temperature that is learnt so that a policy of any map keeps its entropy: SAC's, for −Ω of the map.
 
@@ -124,6 +126,7 @@ class AdaptiveTemperature(nn.Module):
         return f"entropy={f'{h.item():.6g}' if h.numel() == 1 else tuple(h.shape)}, map={self.map}"
 
 
+@public
 def look_ahead(loss: Tensor, parameters: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:
     """Parameters after one step of gradient descent, θ′ = θ − η ∂L/∂θ, which keeps how they depend on all that L depends on.
 

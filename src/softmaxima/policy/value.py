@@ -17,6 +17,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores, check_dim, check_where, like_input
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.numbers import check_number
+from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete
 from softmaxima.losses.fenchel_young import conjugate
@@ -32,6 +33,7 @@ def find_valued(name: str, map: AnyMap) -> Map:
     return found
 
 
+@public
 def soft_value(
     q: Array,
     temperature: float | Array = 1.0,
@@ -121,6 +123,7 @@ def _prior(name: str, prior: Any, q: Tensor, rows: Rows) -> Tensor:
         raise ValueError(f"{name}: prior must broadcast to the shape of q, {shapes}; give one number for each action") from None
 
 
+@public
 def mellowmax(q: Array, omega: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:
     """Mellowmax, mm_ω(q) = log((1/n) Σ exp(ω q))/ω: between the mean of q, as ω → 0, and the largest, as ω → ∞.
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.numbers import as_number, check_confidence, check_count, check_number
+from softmaxima.core.public import public
 from softmaxima.core.unquoted import kind_of
 
 THRESHOLDS = 64  # events of each side that are tried
@@ -40,6 +41,7 @@ class Audit:
     trials: int
 
 
+@public
 def audit(
     release: Callable[[Any], Any],
     x: Any,

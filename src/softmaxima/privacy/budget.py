@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
 from softmaxima.core.numbers import check_confidence, check_one_temperature, check_positive
+from softmaxima.core.public import public
 from softmaxima.privacy.choice import Choice, check_scores_of_records, choosing
 from softmaxima.privacy.measurements import Cost, check_cost
 from softmaxima.privacy.records import Records, check_records, read_row
@@ -29,6 +30,7 @@ CUT = Fraction(1, 2**20)  # of what is asked for: a share is never cut by more
 T = TypeVar("T")
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class Budget:
     """Scores with a sum that all releases of them by this object may cost, Σ ε_i ≤ ε or Σ ρ_i ≤ ρ, added up without rounding.

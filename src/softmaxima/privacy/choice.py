@@ -9,6 +9,7 @@ from typing import Any
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import InputError, check_confidence, check_one_temperature
+from softmaxima.core.public import public
 from softmaxima.privacy.measurements import Cost, check_cost, noisy_choice, scale_of_choice, within_float64
 from softmaxima.privacy.records import Scores, read_row
 
@@ -38,6 +39,7 @@ class Choice:
     mechanism: str
 
 
+@public
 def argmax(
     x: Array, records: Scores, *, epsilon: float | None = None, rho: float | None = None, confidence: float = 0.95
 ) -> Choice:
@@ -68,6 +70,7 @@ def argmax(
     return choosing(name, records, len(scores), cost, confidence, gumbel=cost.rho is not None)(scores)
 
 
+@public
 def sample(
     x: Array,
     records: Scores,

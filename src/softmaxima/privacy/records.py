@@ -27,6 +27,7 @@ from softmaxima.core.numbers import (
     check_one_temperature,
     check_positive,
 )
+from softmaxima.core.public import public
 from softmaxima.core.unquoted import kind_of, read_scores
 from softmaxima.privacy.library import dp
 
@@ -55,6 +56,7 @@ def _check_bounds(name: str, bounds: Any) -> tuple[float, float]:
     return low, high
 
 
+@public
 @dataclass(frozen=True)
 class Scores:
     """Scores that are functions of all records: one record moves each of them by at most `change`.
@@ -127,6 +129,7 @@ class Scores:
         return f"scores in {list(self.bounds)}, by {self.change} each"
 
 
+@public
 @dataclass(frozen=True)
 class Entries:
     """Scores that are records themselves, each of one person.

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import check_device
 from softmaxima.core.numbers import as_number, check_choice, check_count, check_flag, check_number, check_positive
+from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
@@ -59,6 +60,7 @@ class Attacked(NamedTuple):
     misled: Tensor  # bool [rows]
 
 
+@public
 @torch.inference_mode(False)
 @torch.enable_grad()
 def attack(

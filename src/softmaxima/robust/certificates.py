@@ -16,6 +16,7 @@ from torch import nn
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_number, check_positive
+from softmaxima.core.public import public
 from softmaxima.robust.arguments import (
     check_classes,
     check_norm,
@@ -36,6 +37,7 @@ NOT_EXPANDING = (nn.Identity, nn.Flatten, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtan
 UNSEEN = 40.0  # a threshold from which softplus is its line but for e^−40, less than float64 tells
 
 
+@public
 def certified_radius(
     x: Array, target: Any = None, norm: float = math.inf, dim: int = -1, *, lipschitz: float = 1.0, where: Array | None = None
 ) -> Array:
@@ -74,6 +76,7 @@ def certified_radius(
     return rows.reduced(quotient_down(-sum_up(rival, -own), slope), -math.inf)  # NaN stays
 
 
+@public
 def probability_radius(
     map: AnyMap,
     x: Array,
@@ -138,6 +141,7 @@ def probability_radius(
     return rows.reduced(radius.masked_fill(is_broken(z), math.nan).squeeze(-1), -math.inf)
 
 
+@public
 @torch.no_grad()
 def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
     """A number L with ‖model(a) − model(b)‖ ≤ L ‖a − b‖: the product of the norms of its layers.

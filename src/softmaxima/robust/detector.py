@@ -20,6 +20,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, check_dim, like_input
 from softmaxima.core.numbers import check_choice, check_number, check_one_temperature
+from softmaxima.core.public import public
 from softmaxima.core.rows import xlogx
 from softmaxima.lse import logsumexp
 from softmaxima.maps import softmax
@@ -90,6 +91,7 @@ class Detector:
         return like_input(~(self._of(_rows("Detector", x, dim)) >= self.threshold), x)  # NaN is suspected
 
 
+@public
 def fit_detector(
     x: Array, statistic: str = "margin", false_alarms: float = 0.05, dim: int = -1, *, temperature: float = 1.0
 ) -> Detector:

@@ -30,6 +30,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
+from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete
 from softmaxima.maps._clusters import Clusters, levels
 from softmaxima.maps.fusedmax import clusters as fused_clusters
@@ -59,6 +60,7 @@ class ProbabilityInterval(NamedTuple, Generic[Array]):
     upper: Array
 
 
+@public
 def interval(
     map: AnyMap,
     lower: Array,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.numbers import check_flag
+from softmaxima.core.public import public
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
 from softmaxima.robust.arguments import check_norm, check_untransformed, largest, prepared, sum_up
@@ -40,6 +41,7 @@ class WorstLogSumExp(NamedTuple, Generic[Array]):
     bound: Array  # no perturbation gives more (or less, of the least): the value, but for rounding
 
 
+@public
 def worst_logsumexp(
     x: Array,
     radius: float | Array,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.public import public
 from softmaxima.robust.arguments import check_classes, check_norm, prepared, sum_up
 
 SLOPE = {math.inf: 2.0, 2.0: math.sqrt(2.0), 1.0: 1.0}  # the dual norm of e_t − e_j; of these √2 is rounded, upward
@@ -42,6 +43,7 @@ def sides(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return own, torch.where((rival == -math.inf) & (own == -math.inf), 0.0, rival)
 
 
+@public
 def worst_margin(
     x: Array, target: Any, radius: float | Array, norm: float = math.inf, dim: int = -1, *, where: Array | None = None
 ) -> Array:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.core.public import public
 from softmaxima.lse import logsumexp
 from softmaxima.robust.arguments import check_norm, check_untransformed, is_broken, moved, prepared
 from softmaxima.robust.corners import corner, is_own
@@ -46,6 +47,7 @@ class WorstProbabilities(NamedTuple, Generic[Array]):
     exact: bool  # attained, each by a perturbation of its own; otherwise bounds that hold
 
 
+@public
 def worst_probabilities(
     map: AnyMap,
     x: Array,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, check_dim, like_input
+from softmaxima.core.public import public
 from softmaxima.robust.arguments import check_classes, check_ends, narrowed
 from softmaxima.robust.layers import check_layer, fall
 
@@ -25,6 +26,7 @@ ROUNDED = (nn.Tanh, nn.Sigmoid, nn.Softsign)  # rise but for their rounding
 UNITS = 4  # in the last place, by which a function of `ROUNDED` may be off
 
 
+@public
 def interval_bound_propagation(model: nn.Module, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The scores that a network gives at least and at most for inputs with lower ≤ x ≤ upper, each input for itself.
 
@@ -62,6 +64,7 @@ def interval_bound_propagation(model: nn.Module, lower: Tensor, upper: Tensor) -
     return _through(name, model, low.clone(), high.clone())  # a layer may write over what it is given
 
 
+@public
 def is_certified(lower: Array, upper: Array, target: Any, dim: int = -1) -> Array:
     """Whether the target is the argmax whatever the scores are between the ends: lower_t > max_{j≠t} upper_j.
 

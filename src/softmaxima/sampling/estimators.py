@@ -120,7 +120,7 @@ def expectation(
     taken = ("f", "params", *shared, *chosen.options)
     own = [option for option in list(known.parameters)[1:] if option not in taken]
     for unknown in () if "params" in known.parameters else options.keys() - {*own, *chosen.options}:
-        raise unknown_argument(name, unknown, [*own, *shared], of=f"estimator={estimator!r}")
+        raise unknown_argument(name, unknown, [*own, *shared], f"estimator={estimator!r}")
     try:
         if both := sorted(set(options) & set(chosen.options)):
             raise TypeError(f"{both[0]} is {chosen.options[both[0]]!r} of this name")

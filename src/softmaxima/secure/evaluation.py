@@ -20,6 +20,7 @@ from typing import IO, Any, Generic, Literal, TypeVar, overload
 import numpy as np
 
 from softmaxima.core.numbers import InputError, check_choice, check_number, check_one_temperature, check_positive
+from softmaxima.core.public import public
 from softmaxima.core.unquoted import read_scores
 from softmaxima.secure.fixed_point import CONSTANT, FixedPoint, fixed_point
 from softmaxima.secure.functions import FUNCTIONS
@@ -108,6 +109,7 @@ def evaluate(
     timeout: float = ...,
     latency: float = ...,
 ) -> Opened[Any]: ...
+@public
 def evaluate(
     what: str,
     scores: Sequence[Any],

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError, as_number, check_int
+from softmaxima.core.public import public
 from softmaxima.core.unquoted import kind_of
 
 HALF_WIDTH = 17 / 32  # of the interval about 3/2 in which s is, with what S may be off
@@ -36,6 +37,7 @@ FARTHEST = 2.0**32  # bounds
 MOST = 2**53  # scores, which float64 counts
 
 
+@public
 @dataclass(frozen=True)
 class FixedPoint:
     """Numbers of `bits` fractional bits for n scores in [a, b], with what results may be off.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from softmaxima.core.public import public
 from softmaxima.core.unquoted import kind_of
 from softmaxima.secure.fixed_point import FixedPoint
 from softmaxima.secure.library import runtime
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mpyc.sectypes import SecureArray
 
 
+@public
 def logsumexp(x: Any, format: FixedPoint) -> SecureArray:
     """log Σ exp(x_i), in nats.
 
@@ -50,6 +52,7 @@ def logsumexp(x: Any, format: FixedPoint) -> SecureArray:
     return runtime().np_reshape(found.top + log + found.power * math.log(2), (*x.shape[:-1], 1))
 
 
+@public
 def softmax(x: Any, format: FixedPoint) -> SecureArray:
     """exp(x_i)/Σ exp(x_j), [..., n]; arguments, errors and source as of `logsumexp`, each p off by at most `format.softmax_error`.
 
@@ -69,6 +72,7 @@ def softmax(x: Any, format: FixedPoint) -> SecureArray:
     return runtime().np_reshape(found.terms * (r * found.unscale), x.shape)
 
 
+@public
 def argmax(x: Any, format: FixedPoint) -> SecureArray:
     """The index of the largest score, [...] as mpyc's numbers, the first of equals; arguments and errors as of `logsumexp`.
 

@@ -11,6 +11,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 
 from softmaxima.core.arguments import Array, as_tensor, check_values
 from softmaxima.core.numbers import check_int
+from softmaxima.core.public import public
 from softmaxima.core.routing import is_native
 from softmaxima.kernels import native_segments
 from softmaxima.segments.padding import Table, table_of
@@ -18,6 +19,7 @@ from softmaxima.segments.padding import Table, table_of
 MOST = 2**40  # segments
 
 
+@public
 class Segments:
     """The elements 0 … E − 1 in segments: those with the same number in `index`, in their order.
 

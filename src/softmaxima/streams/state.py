@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from softmaxima.core.numbers import check_one_temperature
+from softmaxima.core.public import public
 from softmaxima.kernels import interface
 from softmaxima.streams._scaled import WIDE, Product, Scaled, exponential, nothing
 
@@ -33,6 +34,7 @@ LONG = 4096  # float64 scores of a row from which the native kernel sums it
 PIECE = 2**18  # scores of all rows that are summed at a time, in cache
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class LogSumExpState:
     """What is known of scores seen so far: enough for their logsumexp and effective size, and to merge with what others have seen.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_floating, check_scores
 from softmaxima.core.numbers import check_choice, check_one_temperature
+from softmaxima.core.public import public
 from softmaxima.lse.bounds._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, usual, with_nothing_beyond
 from softmaxima.lse.bounds.intervals import BOUNDS, Interval
 
@@ -25,6 +26,7 @@ FURTHEST = 1e300  # scores over τ that are further from 0 are in the bin of thi
 LARGEST = 8  # scores that are kept, as many as gap_bounds takes by default
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class ScoreSummary:
     """What the bounds basic, mean, gap, adaptive and histogram need to know of scores seen so far; a few kilobytes.

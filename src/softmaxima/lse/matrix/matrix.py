@@ -92,7 +92,7 @@ def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
     known = list(inspect.signature(estimate_log_trace).parameters)[3:]
     for option in options:
         if option not in known:
-            raise unknown_argument(name, option, known, of="an operator")
+            raise unknown_argument(name, option, known, "an operator")
     if isinstance(X, np.ndarray) or (isinstance(X, Tensor) and X.layout not in SPARSE):
         if options:
             raise TypeError(

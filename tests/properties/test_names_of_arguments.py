@@ -1,0 +1,92 @@
+"""Every keyword of every public function and class: misspelt, or by the name that another library has, it is told its own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import softmaxima as sm
+
+ROOMS = [*vars(sm)["_ROOMS"], *vars(sm)["_APART"], "compat.entmax"]
+# What functions return, and what only has subclasses: nobody calls these constructors.
+RESULTS = {
+    "AttentionInParts", "AttentionReplacement", "Audit", "Choice", "Detector", "Estimate", "InnerProduct", "InParts", "Interval",
+    "LossModule", "Merged", "Opened", "Release", "Reliability", "Sampler", "ScalingCalibration", "SoftSolution", "Sparsified",
+    "Summary", "TemperatureCalibration", "TraceEstimate",
+}  # fmt: skip
+# What torch, NumPy, SciPy, scikit-learn and transformers call an argument, by its name here.
+ELSEWHERE = {
+    "dim": ["axis"],
+    "keepdim": ["keepdims"],
+    "where": ["mask"],
+    "temperature": ["tau"],
+    "x": ["input", "logits", "X", "a"],
+    "input": ["x", "logits"],
+    "shard": ["x", "input"],
+    "target": ["labels", "y_true", "y"],
+    "weight": ["weights", "class_weight"],
+    "labels": ["target", "y_true"],
+    "logits": ["x", "input"],
+    "generator": ["seed", "rng", "random_state"],
+    "random_state": ["seed", "generator"],
+    "query": ["q"],
+    "key": ["k"],
+    "value": ["v"],
+    "radius": ["eps", "epsilon"],
+    "norm": ["p", "ord"],
+    "epsilon": ["eps"],
+    "eps": ["epsilon"],
+    "samples": ["num_samples"],
+    "classes": ["num_classes"],
+    "total": ["T_max"],
+    "num_segments": ["num_nodes"],
+    "learning_rate": ["lr"],
+    "epochs": ["max_iter"],
+    "margin": ["m"],
+    "k": ["top_k"],
+    "p": ["min_p", "top_p"],
+}
+
+
+def callables() -> Iterator[tuple[str, Any]]:
+    for room in ROOMS:
+        module = importlib.import_module(f"softmaxima.{room}")
+        for name in [*module.__all__, *(("entmax", "cross_entropy") if room in ("dask", "distributed") else ())]:
+            value = getattr(module, name)
+            if callable(value) and name not in RESULTS and not (inspect.isclass(value) and issubclass(value, (tuple, Exception))):
+                yield f"{room}.{name}", value
+
+
+CALLABLES = dict(callables())
+
+
+def slips(name: str) -> list[str]:
+    """The name with two neighbours exchanged."""
+    return [name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in range(len(name) - 1) if name[i] != name[i + 1]]
+
+
+def arguments(function: Any) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each for each in inspect.signature(function).parameters.values() if each.kind in kinds and each.name[0] != "_"]
+
+
+@pytest.mark.parametrize("called", CALLABLES)
+def test_a_slip_or_a_foreign_name_is_told_the_argument_s_own(called: str):
+    known = [parameter.name for parameter in arguments(CALLABLES[called])]
+    for own in known:
+        for wrong in [*slips(own), *ELSEWHERE.get(own, [])]:
+            if wrong not in known:
+                with pytest.raises(TypeError, match=rf"^[\w.]+: unknown argument '{wrong}'; did you mean '{own}'"):
+                    CALLABLES[called](**{wrong: 1})
+
+
+@pytest.mark.parametrize("called", CALLABLES)
+def test_what_must_be_given_is_named(called: str):
+    needed = [parameter.name for parameter in arguments(CALLABLES[called]) if parameter.default is parameter.empty]
+    if needed:
+        with pytest.raises(TypeError, match=rf"^[\w.]+: {' and '.join(needed)} must be given; it takes: "):
+            CALLABLES[called]()
