@@ -190,6 +190,21 @@ HIDDEN = torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([0, 1])
             lambda: sm.calibrate_temperature(X, np.array(["a", "b"])),
             r"of NumPy dtype <U1; number what they name: numpy.unique",
         ),
+        (
+            lambda: sm.softmax(X, 1, 3, torch.float64),
+            r"^softmax: what comes after dim .*, got torch.float64; write dtype=torch.float64$",
+        ),  # type: ignore[misc]
+        (lambda: sm.attention(q=X, k=X, v=X), r"^attention: unknown argument 'q'; did you mean 'query'"),  # type: ignore[call-arg]
+        (lambda: sm.linear_loss(*HIDDEN, weights=X), r"^linear_loss: unknown argument 'weights'; did you mean 'class_weight'"),  # type: ignore[call-arg]
+        (lambda: sm.linear_loss(*HIDDEN, loss="focal", gamma=2), r'as in loss=\("focal", 2.0\)'),  # type: ignore[call-arg]
+        (lambda: sm.Classifier(alpha=1.5), r'go in map_params and loss_params, as in map_params=\{"alpha": …\}'),  # type: ignore[call-arg]
+        (
+            lambda: sm.Classifier("topk_softmax").fit(X.numpy(), np.array([0, 1])),
+            r"k=None and p=None; give for instance map_params=\{'k': 10\}",
+        ),
+        (lambda: sm.proportional(X, f="softplus"), r"such as torch.sigmoid, torch.square or torch.nn.functional.softplus, got"),  # type: ignore[arg-type]
+        (lambda: sm.calibrate_temperature(X[:, :1], X.long()[:, 0]), r"got shape \(2, 1\); single logits of two .* with dim=None"),
+        (lambda: sm.calibrate_temperature(X[:, 0], X[:, 0] > 0, dim=None), r"got torch.bool; call .long\(\)"),
         (lambda: sm.linear_loss(*HIDDEN, loss="entmax", alpha=1.3), r'as in loss=\("entmax", 1.3\)'),  # type: ignore[call-arg]
         (lambda: sm.LinearLoss(3, 4, loss="entmax", alpha=1.3), r'as in loss=\("entmax", 1.3\)'),
         (

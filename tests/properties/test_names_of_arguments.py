@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import softmaxima as sm
+from softmaxima.core.public import OF_LOSSES
 
 ROOMS = [*vars(sm)["_ROOMS"], *vars(sm)["_APART"], "compat.entmax"]
 # What functions return, and what only has subclasses: nobody calls these constructors.
@@ -90,3 +94,15 @@ def test_what_must_be_given_is_named(called: str):
     if needed:
         with pytest.raises(TypeError, match=rf"^[\w.]+: {' and '.join(needed)} must be given; it takes: "):
             CALLABLES[called]()
+
+
+@pytest.mark.parametrize("option", OF_LOSSES)
+def test_an_option_of_a_loss_is_told_a_form_that_holds(option: str):
+    hidden, weight, target = torch.ones(2, 3), torch.ones(12, 3), torch.tensor([0, 1])
+    with pytest.raises(
+        TypeError, match=rf"^linear_loss: unknown argument '{option}'; options of a loss go with its name"
+    ) as caught:
+        sm.linear_loss(hidden, weight, target, **{option: 1})
+    told = re.search(r"as in loss=(.*?); it takes", str(caught.value))
+    assert told is not None
+    assert sm.linear_loss(hidden, weight, target, loss=ast.literal_eval(told[1])).isfinite()

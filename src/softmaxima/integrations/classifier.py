@@ -343,7 +343,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
             try:
                 evaluate()
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{name}: {error}") from error
+                lacking = {parameter.name: parameter.default for parameter in found.params if not getattr(self, name)}
+                raise ValueError(f"{name}: {error}{f'; give for instance {name}={lacking}' if lacking else ''}") from error
         if losses.REGISTRY[self.pair.loss].on_cosines and self.head != "cosine":
             raise ValueError(f"head must be 'cosine' for the loss {self.pair.loss!r}, got {self.head!r}")
 

@@ -208,7 +208,8 @@ PROPORTIONAL = register(
                 default=torch.sigmoid,
                 examples=FAST[:3],
                 valid=callable,
-                domain="a function from a tensor to a non-negative tensor of its shape, elementwise",
+                domain="a function from a tensor to a non-negative tensor of its shape, elementwise, such as torch.sigmoid, "
+                "torch.square or torch.nn.functional.softplus",
                 kind=object,
             ),
         ),

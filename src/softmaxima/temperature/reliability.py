@@ -189,10 +189,12 @@ def check_labels(name: str, labels: Any, x: Tensor, of: str) -> Tensor:
         raise InputError(f"{name}: {of} must be [..., classes], got a single number")
     classes = x.shape[-1]
     if classes < 2:
-        raise InputError(f"{name}: {of} must be of two classes or more, got shape {tuple(x.shape)}")
+        repair = f"; single {of} of two classes are given without this axis, with dim=None" if classes else ""
+        raise InputError(f"{name}: {of} must be of two classes or more, got shape {tuple(x.shape)}{repair}")
     found = check_values(name, "labels", as_tensor(name, "labels", labels))
     if found.dtype not in LABELS:
-        raise TypeError(f"{name}: labels must be ints, the index of each row's class, got {found.dtype}")
+        repair = "call .long() of a tensor, .astype(int) of an array"
+        raise TypeError(f"{name}: labels must be ints, the index of each row's class, got {found.dtype}; {repair}")
     found = _one_a_row(name, "labels", found, x, of).long()
     if not len(found):
         raise InputError(f"{name}: {of} must have rows, got shape {tuple(x.shape)}")
