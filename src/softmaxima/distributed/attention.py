@@ -106,7 +106,7 @@ def attention(
         map, temperature, params = of_module(NAME, map, temperature, params)
     options = {
         "map": map, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "temperature": temperature, "window": window,
-        "params": params, "function": attention, "softcap": softcap, "alibi_slopes": alibi_slopes,
+        "params": params, "softcap": softcap, "alibi_slopes": alibi_slopes,
     }  # fmt: skip
     of_all_keys = {"attn_mask": attn_mask, "bias": bias, "key_lengths": key_lengths}
     with ranks.telling(NAME):
