@@ -1,0 +1,90 @@
+"""Intervals of studies on tiny examples, against their formulas written out, and verdicts that turn where their ends do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import fmean, variance
+
+import pytest
+from scipy.stats import beta, t
+
+import softmaxima as sm
+from softmaxima.experiments import mixtures, private_sums, robustness_study
+from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.mixtures import Chosen
+from softmaxima.experiments.private_sums import Sum, Votes
+from softmaxima.experiments.robustness_study import AtTest, Study
+
+GAINS = (0.01, 0.05, -0.02, 0.04)
+
+
+def literal(gains: tuple[float, ...], comparisons: int, *parts: tuple[float, int]) -> tuple[float, float]:
+    """mean ∓ √Σ t² v of parts of the variance of the mean, each (v, degrees of freedom), of so many intervals that hold at once."""
+    reach = math.sqrt(sum(float(t.ppf(1 - 0.025 / comparisons, freedom)) ** 2 * v for v, freedom in parts))
+    return fmean(gains) - reach, fmean(gains) + reach
+
+
+def ends(found: Difference) -> tuple[float, float]:
+    return pytest.approx((found.low, found.high), rel=1e-9)  # type: ignore[return-value]
+
+
+def test_of_temperatures_at_test_time():
+    base = (0.4,) * 4
+    values = tuple(a + b for a, b in zip(base, GAINS, strict=True))
+    study = Study([], [AtTest("plain", tau, values, base, (0.0,), (0.0,)) for tau in (0.5, 1.0, 2.0)], [], [], {}, 540, 0.5)
+    deviation = math.sqrt(0.4 * 0.6) + math.sqrt(0.42 * 0.58)
+    expected = literal(GAINS, 6, (variance(GAINS) / 4, 3), (deviation**2 / 540, 539))
+    assert expected == ends(robustness_study.at_test_difference(study, values, base))
+
+
+def test_of_ways_to_choose_a_map():
+    base = tuple(0.8 for _ in GAINS)
+    reached = lambda k: tuple(0.8 + gain * k for gain in GAINS)
+    found = []
+    for k in range(3):
+        found.append(Chosen(f"table {k}", "softmax", 100, ("softmax",) * 4, dict.fromkeys(mixtures.MEASURES, base)))
+        found += [
+            Chosen(f"table {k}", way, 100, ("sparsemax",) * 4, dict.fromkeys(mixtures.MEASURES, reached(k + 1)))
+            for way in mixtures.WAYS
+        ]
+    way, pairs = mixtures.WAYS[0], len(mixtures.PAIRS) * len(mixtures.TOLD)
+    of_folds = (1 / 4 + 1 / 3) * variance(GAINS)  # test rows over training rows are 1/3
+    assert literal(GAINS, 3 * pairs, (of_folds, 3)) == ends(mixtures.gain(found, "table 0", way, "accuracy"))
+    of_tables = tuple(fmean(GAINS) * k for k in (1, 2, 3))
+    assert literal(of_tables, pairs, (variance(of_tables) / 3, 2)) == ends(mixtures.overall(found, way, "accuracy"))
+
+
+def votes(falls: tuple[float, ...], teachers: int = 100) -> list[Votes]:
+    plain = (0.9,) * len(falls)
+    return [Votes(teachers, plain, {f"{eps:g}": tuple(0.9 - fall for fall in falls) for eps in private_sums.EPSILONS})]
+
+
+def test_of_what_privacy_costs():
+    (found,) = {*private_sums.falls([*votes(GAINS), *votes(GAINS, 30)]).values()}
+    assert literal(GAINS, 2 * len(private_sums.EPSILONS), (variance(GAINS) / 4, 3)) == ends(found)
+
+
+@pytest.mark.parametrize(("side", "word"), [(1, "less"), (-1, "more")])
+def test_the_verdict_of_privacy_turns_where_the_end_of_the_interval_does(side: int, word: str):
+    """At 2 points, whatever the mean: the higher end for less, the lower one for more."""
+    added = [Sum(b, 100, 1.0, 1.0, 0.01, 1.0) for _, b in private_sums.BOUNDS]
+    centred = tuple(gain - fmean(GAINS) for gain in GAINS)
+    reach = literal(centred, len(private_sums.EPSILONS), (variance(GAINS) / 4, 3))[1]
+    said = [
+        private_sums.verdict(added, votes(tuple(private_sums.FALL - side * (reach + more) + gain for gain in centred)))
+        for more in (1e-6, -1e-6)
+    ]
+    assert f"{word} than 2 points of accuracy are lost with 100 teachers" in said[0]
+    assert "with 100 it may be more or less than 2" in said[1]
+
+
+def test_of_an_audit():
+    """Answers that are 1 of one input 300 times in 500, of its neighbour 100 times, each limit at half of what may fail."""
+    trials, of_x, of_neighbour = 1000, 300, 100
+    counts = {0: itertools.count(), 1: itertools.count()}
+    often = {0: of_x, 1: of_neighbour}
+    found = sm.privacy.audit(lambda x: float(next(counts[x]) % 500 < often[x]), 0, 1, trials=trials, confidence=0.9, delta=0.01)
+    p, q = beta.ppf(0.05, of_x, 500 - of_x + 1), beta.ppf(0.95, of_neighbour + 1, 500 - of_neighbour)
+    r, s = beta.ppf(0.05, 500 - of_neighbour, of_neighbour + 1), beta.ppf(0.95, 500 - of_x + 1, of_x)
+    assert found.epsilon == pytest.approx(max(math.log((p - 0.01) / q), math.log((r - 0.01) / s)), rel=1e-9)
