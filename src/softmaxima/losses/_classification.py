@@ -721,18 +721,23 @@ class LossModule(OptionsModule):
         **options: Any,
     ) -> None:
         name = type(self).__name__
-        known = inspect.signature(type(self).function).parameters
         if check_empty(name, empty) != "nan":
             options["empty"] = empty
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-        for unknown in () if takes_any else options.keys() - known:
-            raise unknown_argument(name, unknown, [*known][2:])
+        self.check_names(options)
         if weight is not None:
             weight = check_class_weight(name, weight, None)
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
         if "temperature" in options:
             options["temperature"] = held_value(name, "temperature", options["temperature"], *TEMPERATURE)
         super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, **options)
+
+    @classmethod
+    def check_names(cls, options: Iterable[str]) -> None:
+        """That the function has such options."""
+        known = inspect.signature(cls.function).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        for unknown in () if takes_any else {*options} - known.keys():
+            raise unknown_argument(cls.__name__, unknown, [*known][2:])
 
     def forward(self, input: Tensor, target: Tensor, where: Tensor | None = None) -> Tensor:
         """The loss; `where` is that of this batch."""

@@ -102,8 +102,9 @@ class SparseSoftmaxLoss(LossModule):
     function = sparse_softmax_loss
 
     def __init__(self, k: int | None = None, p: float | None = None, weight: Tensor | None = None, **options: Any) -> None:
+        self.check_names(options)
+        k, p = _check_choice(type(self).__name__, k, p)
         super().__init__(weight, k=k, p=p, **options)
-        self.k, self.p = _check_choice(type(self).__name__, k, p)
 
 
 def _selection(name: str, options: dict[str, Any]) -> tuple[Map, dict[str, Any], dict[str, Any]]:
