@@ -227,10 +227,12 @@ def test_a_category_that_is_new_is_said_and_counts_as_none(tmp_path: Path):
     assert np.isfinite(found.p).all()
 
 
-@pytest.mark.parametrize("text", ["length,width,code\n1,0,001\n,,\n2,0,001\n", "\nlength,width,code\n1,0,001\n\n2,0,001\n"])
-def test_rows_keep_their_numbers_where_empty_ones_are_left_out(text: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("text", "line"), [("length,width,code\n1,0,001\n,,\n2,0,001\n", 4), ("\nlength,width,code\n1,0,001\n\n2,0,001\n", 5)]
+)
+def test_rows_keep_their_numbers_where_empty_ones_are_left_out(text: str, line: int, tmp_path: Path):
     assert predicted(text, tmp_path).frame["row"].to_list() == [1, 3]
-    with pytest.raises(InputError, match="row 3 has no value in 'width'"):
+    with pytest.raises(InputError, match=rf"missing values in 'width' \(line {line}\)"):
         predicted(text.replace("2,0", "2,"), tmp_path)
 
 
@@ -335,14 +337,14 @@ def test_numbers_that_are_written_otherwise_than_learnt_are_refused(learnt_from:
 @pytest.mark.parametrize(
     ("learnt_from", "asked", "words"),
     [
-        (["1.5", "2"], ["wide", "3"], "numbers, .*'wide' in row 1"),
-        (["1,5", "2"], ["1,5", "2.5"], "numbers, .*'2.5' in row 2"),
-        (["5 kg", "7 kg"], ["6 kg", "8", "300 g"], "numbers in 'kg', .*'300 g' in row 3"),
-        (["5 years", "7 years"], ["1 year", "2 years", "old"], "numbers in 'years', .*'old' in row 3"),
-        (["5%", "7%"], ["6%", "0", "0.07"], "numbers in '%', .*'0.07' in row 3"),
-        (["2021-01-03", "2021-02-04"], ["2021-03-04", "2021-02-30"], "dates, .*'2021-02-30' in row 2"),
-        (["2021-01", "2021-02"], ["spring", "2021-03"], "dates, .*'spring' in row 1"),
-        (["2021-01", "2021-03"], ["20210405", "20210406"], "dates, .*'20210405' in row 1"),
+        (["1.5", "2"], ["wide", "3"], "numbers, .*'wide' in line 2"),
+        (["1,5", "2"], ["1,5", "2.5"], "numbers, .*'2.5' in line 3"),
+        (["5 kg", "7 kg"], ["6 kg", "8", "300 g"], "numbers in 'kg', .*'300 g' in line 4"),
+        (["5 years", "7 years"], ["1 year", "2 years", "old"], "numbers in 'years', .*'old' in line 4"),
+        (["5%", "7%"], ["6%", "0", "0.07"], "numbers in '%', .*'0.07' in line 4"),
+        (["2021-01-03", "2021-02-04"], ["2021-03-04", "2021-02-30"], "dates, .*'2021-02-30' in line 3"),
+        (["2021-01", "2021-02"], ["spring", "2021-03"], "dates, .*'spring' in line 2"),
+        (["2021-01", "2021-03"], ["20210405", "20210406"], "dates, .*'20210405' in line 2"),
     ],
 )
 def test_the_value_that_is_none_of_what_was_learnt_is_named_with_its_row(
@@ -425,10 +427,10 @@ def test_rows_of_an_unknown_class_are_not_scored(tmp_path: Path):
     ("text", "words"),
     [
         ("length,width\n1,2\n", "there is no column 'code'"),
-        ("length,width,code\n1,2,001\n,2,001\n", "row 2 has no value in 'length'"),
-        ("length,width,code\n1,2,\n1,2,001\n", "row 1 has no value in 'code'"),
-        ("length,width,code\n1,2,001\n1,inf,001\n", "row 2 is infinite in 'width'"),
-        ("length,width,code\n1,2,001\n\n1,wide,001\n", "'width' must hold numbers, as where it was learnt, got 'wide' in row 3"),
+        ("length,width,code\n1,2,001\n,2,001\n", r"missing values in 'length' \(line 3\)"),
+        ("length,width,code\n1,2,\n1,2,001\n", r"missing values in 'code' \(line 2\)"),
+        ("length,width,code\n1,2,001\n1,inf,001\n", r"infinite values in 'width' \(line 3\)"),
+        ("length,width,code\n1,2,001\n\n1,wide,001\n", "'width' must hold numbers, as where it was learnt, got 'wide' in line 4"),
     ],
 )
 def test_what_a_model_cannot_take_is_named(text: str, words: str, tmp_path: Path):

@@ -417,11 +417,11 @@ def test_pairs_of_years_are_categories_and_named(read: Read) -> None:
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        (("5 kg", "6 kg", "heavy"), "numbers: 'x' ('heavy' in row 4)"),
-        (("1,5", "2,5", "3.5.1"), "numbers: 'x' ('3.5.1' in row 4)"),
-        (("2021-01", "spring", "2021-02"), "dates: 'x' ('spring' in row 3)"),
-        (("spring", "2021-01", "2021-02"), "dates: 'x' ('spring' in row 1)"),
-        (("9am", "12pm", "noon"), "dates: 'x' ('noon' in row 4)"),
+        (("5 kg", "6 kg", "heavy"), "numbers: 'x' ('heavy' in line 5)"),
+        (("1,5", "2,5", "3.5.1"), "numbers: 'x' ('3.5.1' in line 5)"),
+        (("2021-01", "spring", "2021-02"), "dates: 'x' ('spring' in line 4)"),
+        (("spring", "2021-01", "2021-02"), "dates: 'x' ('spring' in line 2)"),
+        (("9am", "12pm", "noon"), "dates: 'x' ('noon' in line 5)"),
     ],
 )
 def test_a_text_among_others_is_named_with_its_row(read: Read, cells: tuple[str, ...], said: str) -> None:
@@ -441,7 +441,7 @@ def test_categories_that_differ_in_capitals_or_blanks_alone_are_named(read: Read
 
 def test_a_text_among_numbers_is_named(read: Read) -> None:
     notes = read("a,y\n1,u\n2,v\nmuch,u\n4,v\n").notes
-    said = "taken for texts, though most are numbers: 'a' ('much' in row 3); if those stand for nothing, leave them empty"
+    said = "taken for texts, though most are numbers: 'a' ('much' in line 4); if those stand for nothing, leave them empty"
     assert notes[-1] == said
 
 
@@ -497,7 +497,8 @@ def test_a_text_that_differs_in_capitals_alone_is_that_which_was_learnt(read: Re
     assert [kind.categories[int(i)] if i >= 0 else None for i in kind.values(frame["kind"])] == ["TRUE", "FALSE", None, "Ms", None]
     assert [encoder.classes[i] if i >= 0 else None for i in encoder.labels(frame)] == ["Yes", "No", "No", "Yes", None]
     lines = encoder.unknown(frame)
-    assert "'kind': read as what differs in capitals alone: 'true' as 'TRUE', 'False' as 'FALSE'" in lines
+    assert "'kind': read as another spelling of what was learnt: 'true' as 'TRUE', 'False' as 'FALSE'" in lines
+    assert "'y': read as another spelling of what was learnt: 'yes' as 'Yes', 'NO' as 'No'" in lines
     assert any("'ms', 'new' (2 rows) was not in the rows learnt from" in line for line in lines)
 
 
@@ -772,7 +773,7 @@ UNUSABLE = [
         "t.csv",
         raw("\n".join(["when,y", *(f"2020-0{1 + i // 28}-{1 + i % 28:02},{i % 2}" for i in range(60)), "2020-02-31,0"]).encode()),
         {},
-        ["texts that are no dates, such as '2020-02-31'", "--without 'when'"],
+        ["texts that are no dates, such as '2020-02-31' in line 62", "or add features, for it is the only one"],
     ),
     ("folder.csv", directory, {}, ["is a directory", "give a file"]),
     ("t.xlsx", raw(b"x"), {}, ["unknown suffix '.xlsx'", ".parquet"]),
@@ -805,7 +806,7 @@ UNUSABLE = [
         "t.csv",
         raw(b"a,y\n" + b"".join(b"%d %s,%d\n" % (i, (b"kg", b"g")[i % 3 > 0], i % 2) for i in range(1, 40))),
         {},
-        ["numbers of several units, 'g', 'kg': write them in one", "--without 'a'"],
+        ["numbers of several units, 'g', 'kg': write them in one", "the only one"],
     ),
     ("t.zip", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as an archive"]),
     (
@@ -831,9 +832,14 @@ UNUSABLE = [
     ("t.parquet", parquet(a=[1, 2], y=[0, 1]), {"target": "z"}, ["no column 'z'", "'a', 'y'"]),
     ("t.parquet", parquet(a=[1.0, None, math.nan], b=[1.0, 3.0, 2.0], y=["a", "b", "a"]), {}, ["missing", "'a' (2 rows)"]),
     ("t.parquet", parquet(a=[None, None], y=["a", "b"]), {}, ["0 features"]),
-    ("t.parquet", parquet(a=[[1], [2]], y=["a", "b"]), {}, ["'a' (List(Int64))", "--without"]),
+    ("t.parquet", parquet(a=[[1], [2]], b=[1, 2], y=["a", "b"]), {}, ["'a' (List(Int64))", "--without"]),
     ("t.parquet", parquet(a=[1, 2], y=[[1], [2]]), {}, ["target 'y'", "List(Int64)"]),
-    ("t.parquet", parquet(a=[f"row {i}" for i in range(30)], y=[0, 1] * 15), {}, ["'a' has 30 texts in 30 rows", "--without 'a'"]),
+    (
+        "t.parquet",
+        parquet(a=[f"row {i}" for i in range(30)], b=[0] * 30, y=[0, 1] * 15),
+        {},
+        ["'a' has 30 texts in 30 rows", "--without 'a'"],
+    ),
     (
         "t.csv",
         raw(b"a,y\n" + b"".join(b"%d.5,%d\n" % (i, i % 2) for i in range(30)) + b"much,1\n"),

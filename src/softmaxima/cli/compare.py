@@ -102,8 +102,8 @@ def compare(
     check_named("--categories", categories, "to take numbers as numbers")
     if table is not None:
         check_file(table, " of the kinds that softmaxima compare --help names")
-    from softmaxima.core.numbers import InputError
-    from softmaxima.experiments.compare import Settings, check_classes, epochs_for, sampled
+    from softmaxima.core.numbers import InputError, Problems
+    from softmaxima.experiments.compare import Settings, epochs_for, sampled
     from softmaxima.experiments.model import check_format
     from softmaxima.experiments.saved import EXPERIMENT, read_folds
     from softmaxima.experiments.tables import read_table
@@ -127,8 +127,14 @@ def compare(
         seed=seed,
         rows=1000 if quick else None,
     )
-    data = read_table(table, target, without or (), missing, names(missing_words), categories or ())
-    check_classes(data, settings)
+    problems = Problems()
+    with problems:
+        choose(list({pair.name: pair for classes in (4, 3, 2) for pair in pairs(classes)}.values()), names(maps))
+    try:
+        data = read_table(table, target, without or (), missing, names(missing_words), categories or (), folds)
+    except InputError as error:
+        problems.fail(error, of=f"{'digits' if table is None else table.name}: ")
+    problems.tell()
     part = sampled(data, settings)
     settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
     chosen = choose(pairs(len(data.classes)), names(maps))

@@ -27,7 +27,7 @@ from softmaxima.cli.terminal import (
     say,
     terminable,
 )
-from softmaxima.core.numbers import check_confidence, check_count, check_one_temperature, check_positive
+from softmaxima.core.numbers import Problems, check_confidence, check_count, check_one_temperature, check_positive
 
 if TYPE_CHECKING:
     from softmaxima.streams.formats import Scores
@@ -40,7 +40,7 @@ def lse(
         Parameter(
             help="NPY, NPZ, Parquet, Arrow (files and streams), Feather, HDF5, Zarr, CSV, numbers in a .txt, raw memory with "
             "--dtype, or - for standard input: NPY, raw memory, or text. NPY, CSV, text, Arrow streams and raw memory may "
-            "be compressed: .npy.gz, .csv.zst. Several are summed together, as is what a pattern in quotes matches: "
+            "be compressed: .npy.gz, .csv.zst, .zip. Several are summed together, as is what a pattern in quotes matches: "
             "'part-*.parquet'. URLs of fsspec, as s3://bucket/part-*.parquet, are files too.",
         ),
     ],
@@ -92,22 +92,42 @@ def lse(
     from softmaxima.core.places import STANDARD_INPUT, found
 
     places = found("lse", files)
+    file, problems = places[0], Problems()
     for place in places:
         if isinstance(place, Path) and place != STANDARD_INPUT and dask is None:
-            check_exists(place, ", or - for standard input")
-    file = places[0]
+            with problems:
+                check_exists(place, ", or - for standard input")
     # the library's checks, here before it is loaded
-    check_one_temperature("lse", temperature)
-    if estimate is not None:
-        check_positive("lse", "estimate", estimate)
-    if confidence is not None:
-        check_confidence("lse", confidence)
-    if seed is not None:
-        check_count("lse", "seed", seed, 0)
-    if estimate is None:
-        for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
-            if value is not None:
-                fail(f"{option} is about an estimate; add --estimate NATS, such as --estimate 0.01, or leave it out")
+    with problems:
+        check_one_temperature("lse", temperature)
+    with problems:
+        if estimate is not None:
+            check_positive("lse", "estimate", estimate)
+    with problems:
+        if confidence is not None:
+            check_confidence("lse", confidence)
+    with problems:
+        if seed is not None:
+            check_count("lse", "seed", seed, 0)
+    for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
+        if estimate is None and value is not None:
+            problems.append(f"{option} is about an estimate; add --estimate NATS, such as --estimate 0.01, or leave it out")
+    if estimate is not None and spread:
+        problems.append("--estimate draws from a file of this machine; leave out --workers and --dask, or --estimate")
+    elif estimate is not None and (len(places) > 1 or not isinstance(file, Path)):
+        told = called(files, len(places))
+        problems.append(f"--estimate draws from one file of this machine, got {told}; leave it out, or name one")
+    whole = {"--effective-size": effective_size, "--bounds": bounds, "--checkpoint": checkpoint}
+    for option, value in (whole | {"--scale": scale, "--zero-point": zero_point}).items():
+        if estimate is not None and value:
+            problems.append(f"{option} needs all scores; leave out --estimate, or {option}")
+    for option, value in (("--bounds", bounds), ("--checkpoint", checkpoint)):
+        if estimate is None and spread and value:
+            problems.append(f"{option} is of scores that one process reads; leave out {option}, or --workers and --dask")
+    problems.tell()
+    if estimate is not None and isinstance(file, Path):
+        facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
+    else:
         asked: dict[str, Any] = {
             "column": column,
             "dtype": dtype,
@@ -116,23 +136,7 @@ def lse(
             "zero_point": zero_point or 0.0,
             "effective_size": effective_size,
         }
-        if spread:
-            for option, value in (("--bounds", bounds), ("--checkpoint", checkpoint)):
-                if value:
-                    fail(f"{option} is of scores that one process reads; leave out {option}, or --workers and --dask")
-            facts = sum_by_workers(files, asked, workers, dask)
-        else:
-            facts = sum_files(files, asked, bounds, checkpoint)
-    else:
-        if spread:
-            fail("--estimate draws from a file of this machine; leave out --workers and --dask, or --estimate")
-        if len(places) > 1 or not isinstance(file, Path):
-            fail(f"--estimate draws from one file of this machine, got {called(files, len(places))}; leave it out, or name one")
-        whole = {"--effective-size": effective_size, "--bounds": bounds, "--checkpoint": checkpoint}
-        for option, value in (whole | {"--scale": scale, "--zero-point": zero_point}).items():
-            if value:
-                fail(f"{option} needs all scores; leave out --estimate, or {option}")
-        facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
+        facts = sum_by_workers(files, asked, workers, dask) if spread else sum_files(files, asked, bounds, checkpoint)
     named = {"file": str(file)} if len(places) == 1 else {"files": [str(place) for place in places]}
     show_facts(called(files, len(places)), named, facts, json)
 

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from softmaxima.core.numbers import check_count
+from softmaxima.core.numbers import InputError, check_count
 
 if TYPE_CHECKING:
     from softmaxima.report.columns import Column
@@ -76,9 +76,9 @@ def terminable() -> Iterator[None]:
 
 
 def check_exists(file: Path, otherwise: str) -> None:
-    """Fail at once where there is nothing of that name: what reads files takes a second to load."""
+    """Raise at once where there is nothing of that name: what reads files takes a second to load."""
     if not file.exists():
-        fail(f"there is no file {file}; give a path to an existing file{otherwise}")
+        raise InputError(f"there is no file {file}; give a path to an existing file{otherwise}")
 
 
 def check_file(file: Path, otherwise: str) -> None:

@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 
 class Named(Protocol):
@@ -35,6 +35,7 @@ class InputError(ValueError):
     """
 
     command: str | None = None  # what a command tells, where that is not the message
+    problems: Sequence[str] = ()  # where they are several
 
     @staticmethod
     def of_argument(name: str, what: str, said: str) -> InputError:
@@ -42,6 +43,36 @@ class InputError(ValueError):
         error = InputError(f"{name}: {what} {said}")
         error.command = f"`{what}` {said}"
         return error
+
+
+def _told(error: InputError) -> Sequence[str]:
+    return error.problems or [error.command or str(error)]
+
+
+class Problems(list[str]):
+    """What is wrong, all of which is told at once: of each block under `with` what it raised."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> bool:
+        if isinstance(error, InputError):
+            self += _told(error)
+        return isinstance(error, InputError)
+
+    def tell(self) -> None:
+        """Raise `InputError` with all of them, if there are any."""
+        if self:
+            self.fail()
+
+    def fail(self, *more: str | InputError, of: str = "") -> NoReturn:
+        """Raise `InputError` with all of them and more, of a file."""
+        for each in more:
+            self += [each] if isinstance(each, str) else _told(each)
+        listed = "; ".join(f"({number}) {problem}" for number, problem in enumerate(self, 1))
+        error = InputError(of + (f"{'has ' if of else ''}{len(self)} problems: {listed}" if len(self) > 1 else self[0]))
+        error.problems = tuple(self)
+        raise error
 
 
 def _loaded(module: str, name: str) -> Any:

@@ -179,8 +179,8 @@ def check_rows(scores: Scores, settings: Settings) -> None:
         row, column = np.argwhere(far)[0]
         own, other = (repr(scores.classes[c]) for c in (scores.labels[row], column))
         raise InputError(
-            f"{scores.name}: in row {row + 1} the score of its class {own} is that of {other} {-over[row, column]:+.3g}, as of no "
-            "classifier; repair it, or leave the row out"
+            f"{scores.name}: in {scores.where(int(row))} the score of its class {own} is that of {other} "
+            f"{-over[row, column]:+.3g}, as of no classifier; repair it, or leave the row out"
         )
     if bool((scores.x == scores.x[:, :1]).all()):
         raise InputError(f"{scores.name}: the scores of each row are equal, which no calibration changes; give other columns")

@@ -5,15 +5,15 @@ Whatever cannot be calibrated raises `InputError` here, with one line that says 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from softmaxima.core.numbers import InputError
-from softmaxima.experiments.encoding import Encoder, in_order, without_point
+from softmaxima.core.numbers import InputError, Problems
+from softmaxima.experiments.encoding import Encoder, in_order, where_of_frame, without_point
 from softmaxima.experiments.reading import NUMBERED, read_frame
 from softmaxima.experiments.suspicions import COPIED_SHARE
 from softmaxima.experiments.tables import check_classes, check_target, names_given, refuse_infinite, target_rows
@@ -32,6 +32,7 @@ class Scores:
     x: np.ndarray  # [rows, classes] float64
     labels: np.ndarray  # [rows] int64
     notes: tuple[str, ...] = ()
+    where: Callable[[int], str] = where_of_frame  # in the file a row is
 
     @property
     def rows(self) -> int:
@@ -57,12 +58,14 @@ def read_scores(
     try:
         return _scores(path, target, without, absent, probabilities)
     except InputError as error:
-        raise InputError(f"{path.name}: {error}") from None
+        Problems().fail(error, of=f"{path.name}: ")
 
 
 def _scores(path: Path, target: str | None, without: Sequence[str], absent: Sequence[str], probabilities: bool) -> Scores:
     reading = read_frame(path, Known(target=target, left_out=names_given(without), has_codes=False))
-    frame, chosen, _, notes = target_rows(reading, target, without)
+    problems = Problems()
+    frame, chosen, kept, notes = target_rows(reading, target, without, problems)
+    problems.tell()
     check_target(frame[chosen])
     encoder = Encoder.fit(frame, chosen, reading.written, reading.units)
     check_classes(chosen, encoder.classes)
@@ -78,7 +81,7 @@ def _scores(path: Path, target: str | None, without: Sequence[str], absent: Sequ
     if probabilities:
         x, told = _logarithms(x)
         notes += told
-    return Scores(path.name, chosen, columns, x, labels, tuple(notes))
+    return Scores(path.name, chosen, columns, x, labels, tuple(notes), lambda index: reading.where(kept[index]))
 
 
 def _refuse_what_is_no_number(given: pl.DataFrame) -> None:

@@ -28,9 +28,8 @@ from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
 from softmaxima.experiments.recommendation import Recommendation, learnt, proving, recommend
-from softmaxima.experiments.tables import Table
+from softmaxima.experiments.tables import Table, check_folds
 from softmaxima.experiments.turns import one_thread, rotated
-from softmaxima.experiments.wording import rows
 from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs
 from softmaxima.integrations.pairs import Pair, pairs
 
@@ -388,23 +387,10 @@ def _same(one: Result, other: Result) -> bool:
 
 def check_classes(table: Table, settings: Settings) -> None:
     """Raise `InputError` unless every class has a row in every fold."""
-    sizes = table.class_sizes()
-    smallest = int(sizes.argmin())
-    if sizes[smallest] >= settings.folds:
-        return
-    least = int(sizes[smallest])
-    if len(sizes) > max(settings.folds, table.rows / settings.folds):
-        kind = "a quantity (regression)" if table.numeric_target else "a name of each row"
-        raise InputError(
-            f"{table.name}: the target {table.target!r} has {len(sizes)} different values in {table.rows} rows, too many classes "
-            f"for {settings.folds} folds; it looks like {kind}, so choose a column of classes with --target"
-            + (f", or --folds {least} if these are classes" if least >= 2 else "")
-        )
-    fewer = f"use --folds {least}, or " if least >= 2 else "two folds, the fewest, need 2; "
-    raise InputError(
-        f"{table.name}: class {table.classes[smallest]!r} of {table.target!r} has {rows(least)}, and "
-        f"{settings.folds} folds need {settings.folds} of each class; {fewer}add rows, or remove or merge that class"
-    )
+    try:
+        check_folds(table.target, table.classes, table.labels, table.numeric_target, settings.folds)
+    except InputError as error:
+        raise InputError(f"{table.name}: {error}") from None
 
 
 def sampled(table: Table, settings: Settings) -> Table:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
 import polars as pl
 
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import InputError, Problems
 from softmaxima.experiments.values import Known, KnownColumn, as_float, misfit
 from softmaxima.experiments.wording import named, rows
 
+PLAIN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+BOOLEANS = (("true", "false"), ("t", "f"), ("yes", "no"), ("y", "n"), ("on", "off"), (Decimal(1), Decimal(0)))
 DAY = {"ns": 86400e9, "us": 86400e6, "ms": 86400e3}
+
+
+def where_of_frame(index: int) -> str:
+    """Where a row is that comes from no file."""
+    return f"row {index + 1}"
 
 
 @dataclass(frozen=True)
@@ -33,19 +42,19 @@ class Column:
         """Columns of the matrix."""
         return len(self.categories) if self.kind == "category" else 1
 
-    def values(self, series: pl.Series, numbers: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+    def values(self, series: pl.Series, where: Callable[[int], str] = where_of_frame) -> np.ndarray:
         """[rows] float64: numbers, days, or the index of the category, -1 for one that is not known; NaN where it is missing.
 
-        The rows have `numbers` in their file, or 1, 2, ….
+        `where` says of a row's index where in its file it is.
         """
         if self.kind == "category":
-            return _indices(series.cast(pl.String), self.categories)
+            return _indices(as_texts(series), self.categories)
         if series.null_count() == len(series):
             return np.full(len(series), np.nan)  # the type of a column without values tells nothing
         if kind_of(series.dtype) != self.kind:
-            texts = series.cast(pl.String)
+            texts = as_texts(series)
             place = misfit(texts, self.kind, self.written, self.unit)
-            found = f"{texts[place]!r} in row {place + 1 if numbers is None else numbers[place]}"
+            found = f"{texts[place]!r} in {where(place)}"
             unit = f" in {self.unit!r}" if self.unit else ""
             raise InputError(f"column {self.name!r} must hold {self.kind}s{unit}, as where it was learnt, got {found}; repair it")
         return (_days(series) if self.kind == "date" else series.cast(pl.Float64)).to_numpy()
@@ -78,40 +87,50 @@ class Encoder:
         columns = tuple(_column(series, written.get(series.name), units.get(series.name)) for series in frame.drop(target))
         return cls(target, in_order(frame[target]), columns, tuple(words))
 
-    def matrix(self, frame: pl.DataFrame, numbers: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+    def matrix(self, frame: pl.DataFrame, where: Callable[[int], str] = where_of_frame) -> np.ndarray:
         """[rows, features] float64, NaN where a number is missing; a category that is not known has no indicator.
 
-        The rows have `numbers` in their file, or 1, 2, ….
+        `where` says of a row's index where in its file it is. Raises InputError with all that is wrong.
         """
-        given = set(frame.columns)
+        problems, given, parts = Problems(), set(frame.columns), []
         if absent := [column.name for column in self.columns if column.name not in given]:
-            raise InputError(
+            problems.append(
                 f"there is no column {named(map(repr, absent))}, which was learnt from; got {named(map(repr, frame.columns))}"
             )
-        parts = []
         for column in self.columns:
-            values = column.values(frame[column.name], numbers)[:, None]
-            parts.append(values == np.arange(column.width) if column.kind == "category" else values)
+            with problems:
+                if column.name in given:
+                    values = column.values(frame[column.name], where)[:, None]
+                    parts.append(values == np.arange(column.width) if column.kind == "category" else values)
+        problems.tell()
         return np.hstack([np.empty((frame.height, 0)), *parts])
 
     def labels(self, frame: pl.DataFrame) -> np.ndarray:
         """[rows] int64, the indices of the classes, -1 for one that is not known; 1.0 is the class 1."""
-        classes = without_point(pl.Series(self.classes, dtype=pl.String)).to_list()
-        return _indices(without_point(_class_names(frame[self.target])), tuple(classes)).astype(np.int64)
+        return _indices(*self._classes_of(frame)).astype(np.int64)
+
+    def _classes_of(self, frame: pl.DataFrame) -> tuple[pl.Series, tuple[str, ...]]:
+        """The names of the rows' classes, nulls where the target is of no type that can be used, and of all classes."""
+        y = frame[self.target]
+        names = _class_names(y if kind_of(y.dtype) is not None else _nulls(y))
+        return without_point(names), tuple(without_point(pl.Series(self.classes, dtype=pl.String)))
 
     def unknown(self, frame: pl.DataFrame) -> tuple[str, ...]:
-        """A line for each column with categories that were not learnt from, or not in these capitals."""
+        """A line for each column with categories that were not learnt from, or not in this spelling, and one for such classes."""
+        known = {column.name: column.categories for column in self.columns if column.kind == "category"}
         lines = []
-        for column in self.columns:
-            texts = frame[column.name].cast(pl.String)
-            if column.kind == "category" and (others := _in_other_capitals(texts, column.categories)):
+        for name, texts, kept in (
+            *((name, as_texts(frame[name]), kept) for name, kept in known.items()),
+            *((name, *self._classes_of(frame)) for name in frame.columns if name == self.target),
+        ):
+            if others := _respelt(texts, kept):
                 found = named((f"{text!r} as {other!r}" for text, other in others.items()), 3)
-                lines.append(f"{column.name!r}: read as what differs in capitals alone: {found}")
-            if column.kind == "category" and (new := column.values(frame[column.name]) < 0).any():
+                lines.append(f"{name!r}: read as another spelling of what was learnt: {found}")
+            if name in known and (new := _indices(texts, kept) < 0).any():
                 found = texts.filter(new).unique(maintain_order=True).to_list()
                 found = named(("a missing value" if text is None else repr(text) for text in found), 3)
                 lines.append(
-                    f"{column.name!r}: {found} ({rows(int(new.sum()))}) was not in the rows learnt from, and counts as no category"
+                    f"{name!r}: {found} ({rows(int(new.sum()))}) was not in the rows learnt from, and counts as no category"
                 )
         return tuple(lines)
 
@@ -137,10 +156,16 @@ class Encoder:
 
 def check_types(frame: pl.DataFrame) -> None:
     """Raise `InputError` for columns that can be no features."""
-    if unusable := [f"{series.name!r} ({series.dtype})" for series in frame if kind_of(series.dtype) is None]:
+    if unusable := [series.name for series in frame if kind_of(series.dtype) is None]:
+        found = named(f"{name!r} ({frame[name].dtype})" for name in unusable)
         raise InputError(
-            f"columns of a type that cannot be used: {named(unusable)}; make them numbers or text, or leave them out with --without"
+            f"columns of a type that cannot be used: {found}; make them numbers or text{or_without(unusable, frame.columns)}"
         )
+
+
+def or_without(names: Collection[str], features: Collection[str]) -> str:
+    """The advice to leave columns out, where others are left."""
+    return ", or leave them out with --without" if len(names) < len(features) else ""
 
 
 def digest(features: np.ndarray, labels: np.ndarray) -> str:
@@ -164,28 +189,55 @@ def _column(series: pl.Series, written: str | None, unit: str | None) -> Column:
 
 def _categories(series: pl.Series) -> tuple[str | None, ...]:
     """In alphabetical order, None last."""
-    texts = series.cast(pl.String)
+    texts = as_texts(series)
     categories = texts.drop_nulls().unique().sort().to_list()
     return (*categories, None) if texts.has_nulls() else tuple(categories)
 
 
+def as_texts(series: pl.Series) -> pl.Series:
+    """As texts.
+
+    Raises:
+        InputError: where they are of a type that has none.
+    """
+    if series.null_count() == len(series):
+        return _nulls(series)
+    if kind_of(series.dtype) is None:
+        raise InputError(f"column {series.name!r} is of a type that cannot be used ({series.dtype}); make it numbers or text")
+    return series.dt.to_string() if series.dtype == pl.Duration else series.cast(pl.String)
+
+
+def _nulls(series: pl.Series) -> pl.Series:
+    return pl.Series(series.name, [None] * len(series), dtype=pl.String)
+
+
 def _indices(texts: pl.Series, known: tuple[str | None, ...]) -> np.ndarray:
-    """[rows] float64: where among the known texts each is, or -1; one that differs from a single one in capitals alone is that."""
+    """[rows] float64: where among the known texts each is, or -1; another spelling of a single one is that."""
     places = {text: place for place, text in enumerate(known) if text is not None}
-    places |= {text: places[other] for text, other in _in_other_capitals(texts, known).items()}
+    places |= {text: places[other] for text, other in _respelt(texts, known).items()}
     found = texts.replace_strict(list(places), list(places.values()), default=-1, return_dtype=pl.Float64)
     missing = known.index(None) if None in known else -1
     return np.where(texts.is_null().to_numpy(), missing, found.fill_null(-1).to_numpy())
 
 
-def _in_other_capitals(texts: pl.Series, known: Sequence[str | None]) -> dict[str, str]:
-    """Texts that are not known → the single known one that differs in capitals alone, as TRUE is of true."""
-    told = {text for text in known if text is not None}
-    alike: dict[str, list[str]] = {}
-    for text in told:
-        alike.setdefault(text.casefold(), []).append(text)
-    new = (text for text in texts.drop_nulls().unique(maintain_order=True) if text not in told)
-    return {text: others[0] for text in new if len(others := alike.get(text.casefold(), [])) == 1}
+def likeness(text: str) -> str | Decimal:
+    """The same for texts that differ in capitals, blanks and the zeros of a number alone."""
+    bare = text.strip()
+    return Decimal(bare) if PLAIN.fullmatch(bare) else "".join(text.casefold().split())
+
+
+def _respelt(texts: pl.Series, known: Sequence[str | None]) -> dict[str, str]:
+    """Texts that are not known → the single known one of their likeness, or of their truth where all known ones are booleans."""
+    told = dict.fromkeys(text for text in known if text is not None)
+    new = [text for text in texts.drop_nulls().unique(maintain_order=True) if text not in told]
+    alike: dict[Any, list[str]] = {}
+    for text in told if new else ():
+        alike.setdefault(likeness(text), []).append(text)
+    for pair in BOOLEANS:
+        if alike.keys() == {*pair}:
+            alike = {word: alike[pair[place]] for words in BOOLEANS for place, word in enumerate(words)}
+            break
+    return {text: others[0] for text in new if len(others := alike.get(likeness(text), [])) == 1}
 
 
 def in_order(series: pl.Series) -> tuple[str, ...]:
@@ -206,7 +258,7 @@ def _class_names(series: pl.Series) -> pl.Series:
         return pl.Series(
             [None if n is None else str(int(n)) if n.is_integer() and abs(n) < 2**53 else str(n) for n in numbers], dtype=pl.String
         )
-    return series.cast(pl.String)
+    return as_texts(series)
 
 
 def without_point(names: pl.Series) -> pl.Series:

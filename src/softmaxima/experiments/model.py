@@ -19,11 +19,11 @@ import polars as pl
 import torch
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import InputError, Problems
 from softmaxima.core.writing import write_bytes, write_text
 from softmaxima.experiments.encoding import Encoder, digest, kind_of
 from softmaxima.experiments.measures import Fold, evaluate
-from softmaxima.experiments.reading import read_frame
+from softmaxima.experiments.reading import Reading, read_frame
 from softmaxima.experiments.wording import named, rows
 from softmaxima.integrations.classifier import Classifier
 
@@ -76,36 +76,45 @@ def predict(model: Model, path: Path) -> Predictions:
         reading = read_frame(path, encoder.known)
         if not reading.frame.height:
             raise InputError("has no rows; add some")
-        places = reading.numbers
-        features = encoder.matrix(reading.frame, places)
-        _refuse_gaps(reading.frame, places, model)
+        problems = Problems((*reading.misfits, *_gaps(reading, model)))
+        try:
+            features = encoder.matrix(reading.frame, reading.where)
+        except InputError as error:
+            problems.fail(error)
+        problems.tell()
         notes = [*reading.notes, *encoder.unknown(reading.frame)]
         labels = np.full(len(features), -1)
-        if encoder.target in reading.frame.columns and kind_of(reading.frame[encoder.target].dtype) is not None:
+        if encoder.target in reading.frame.columns:
             labels = encoder.labels(reading.frame)
-            if other := int((labels < 0).sum()):
+            if kind_of(dtype := reading.frame[encoder.target].dtype) is None:
+                notes.append(f"not scored, for {encoder.target!r} is of a type that cannot be used ({dtype})")
+            elif other := int((labels < 0).sum()):
                 notes.append(f"not scored, for their {encoder.target!r} is missing or no class of the model: {rows(other)}")
     except InputError as error:
-        raise InputError(f"{path.name}: {error}") from None
+        Problems().fail(error, of=f"{path.name}: ")
     p = model.classifier.predict_proba(features)
     known = labels >= 0
     if digest(features[known], labels[known]) == model.learnt_from:
         notes.append("these are the rows that the model learnt from, which says little of new ones")
     score = evaluate(torch.from_numpy(p[known]), torch.from_numpy(labels[known]), 0.0, 0.0)[0] if known.any() else None
-    return Predictions(encoder.target, encoder.classes, p, places, tuple(notes), score, int(known.sum()))
+    return Predictions(encoder.target, encoder.classes, p, reading.numbers, tuple(notes), score, int(known.sum()))
 
 
-def _refuse_gaps(frame: pl.DataFrame, places: np.ndarray, model: Model) -> None:
-    """Raise `InputError` for values that are infinite, and for missing ones unless the model was trained to take them."""
-    for column in model.encoder.columns:
-        series = frame[column.name]
-        if series.dtype.is_float() and (infinite := series.is_infinite().fill_null(False)).any():
-            raise InputError(f"row {places[infinite.arg_max()]} is infinite in {column.name!r}; repair it")  # type: ignore[index]
+def _gaps(reading: Reading, model: Model) -> list[str]:
+    """What is infinite, and what is missing unless the model was trained to take it."""
+    infinite, missing = [], []
+    for series in (reading.frame[column.name] for column in model.encoder.columns if column.name in reading.frame.columns):
+        if series.dtype.is_float() and (found := series.is_infinite().fill_null(False)).any():
+            infinite.append(f"{series.name!r} ({reading.where(found.arg_max())})")  # type: ignore[arg-type]
         if series.has_nulls() and model.classifier.missing == "refuse":
-            raise InputError(
-                f"row {places[series.is_null().arg_max()]} has no value in {column.name!r}, and the model takes none without; "  # type: ignore[index]
-                "fill it in, or train with --missing impute on rows that miss some"
-            )
+            missing.append(f"{series.name!r} ({reading.where(series.is_null().arg_max())})")  # type: ignore[arg-type]
+    lines = [f"infinite values in {named(infinite)}; repair them"] if infinite else []
+    if missing:
+        lines.append(
+            f"missing values in {named(missing)}, and the model takes no row without them; fill them in, or train with --missing "
+            "impute on rows that miss some"
+        )
+    return lines
 
 
 # Files --------------------------------------------------------------------------------------------------------------------

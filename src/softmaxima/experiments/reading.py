@@ -6,7 +6,6 @@ reading it is said in notes.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import io
@@ -16,7 +15,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -25,13 +23,13 @@ import polars as pl
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.values import NUMBER_LIKE, Known, as_float, is_missing, values_of
 from softmaxima.experiments.wording import named, rows
-from softmaxima.streams.formats import separator_of
+from softmaxima.streams.texts import encoding_of, layout_of, table_in
 
 ARCHIVES = (".gz", ".zip")
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
-SAMPLE = 200_000  # characters by which the separator is recognised
 FIRST_ROWS = 200  # by which the header is
 NUMBERED = re.compile(r"column [1-9][0-9]*")
+ENCODINGS = {"utf-8-sig": (), "utf-16": ("read as UTF-16",), "cp1252": ("read as Windows-1252 (latin-1), for it is not UTF-8",)}
 NEW = Known()
 
 
@@ -47,12 +45,19 @@ class Reading:
     target: str | None = None  # where the format says which column it is
     separator: str | None = None  # of text
     places: np.ndarray | None = None  # the numbers of the rows in the file, from 1, where some may have been left out
+    lines: np.ndarray | None = None  # of text, those at which rows begin, from 1
+    misfits: tuple[str, ...] = ()  # as in `Values`
+    doubt: str | None = None  # as in `Layout`, said in a note too
     untrainable: str | None = None  # of rows that a model may predict, but that have no target beside features: what to say
 
     @property
     def numbers(self) -> np.ndarray:
         """The number of each row in the file, from 1."""
         return np.arange(1, self.frame.height + 1) if self.places is None else self.places
+
+    def where(self, index: int) -> str:
+        """Where a row is in the file, from 1: the line of a text, which names the columns in one too, or a row."""
+        return f"row {self.numbers[index]}" if self.lines is None else f"line {self.lines[index]}"
 
 
 def read_frame(path: Path, known: Known = NEW) -> Reading:
@@ -79,6 +84,7 @@ def read_frame(path: Path, known: Known = NEW) -> Reading:
         raise
     except (
         pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
         csv.Error,
         OSError,
         ValueError,
@@ -92,7 +98,15 @@ def read_frame(path: Path, known: Known = NEW) -> Reading:
         ) from None
     found = values_of(reading.frame, kind == "CSV", known, reading.separator == ";")
     notes = (*reading.notes, *found.notes)
-    return replace(reading, frame=found.frame, notes=notes, words=found.words, written=found.written, units=found.units)
+    return replace(
+        reading,
+        frame=found.frame,
+        notes=notes,
+        words=found.words,
+        written=found.written,
+        units=found.units,
+        misfits=found.misfits,
+    )
 
 
 def _reason(kind: str, content: bytes, error: Exception) -> str:
@@ -106,6 +120,8 @@ def _reason(kind: str, content: bytes, error: Exception) -> str:
         return f"it begins with {content[:12]!r}, as none does"
     if isinstance(error, csv.Error):
         return f"a field has more than {csv.field_size_limit()} letters, as where a quote is not closed"
+    if isinstance(error, pl.exceptions.PanicException):
+        return "polars fails on what it holds"
     if kind == "CSV":
         return "its quotes and separators do not fit together"
     if kind == "NPZ" and type(error) is ValueError:
@@ -123,15 +139,8 @@ def _unpacked(name: str, content: bytes) -> tuple[str, bytes]:
     if suffix != ".zip" and not (content.startswith(ZIP) and READERS.get(suffix, ("",))[0] == "CSV"):
         return name, content
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        members = [member for member in archive.namelist() if not member.startswith("__MACOSX/")]
-        if "xl/workbook.xml" in members:
-            raise InputError("is a workbook of Excel; save its sheet as CSV")
-        tables = [member for member in members if PurePosixPath(member.removesuffix(".gz")).suffix.lower() in READERS]
-        if len(tables) != 1:
-            raise InputError(
-                f"needs one table in it, got {named(map(repr, tables or members)) or 'none'}; take out the one to train on"
-            )
-        return _unpacked(tables[0], archive.read(tables[0]))
+        member = table_in(archive, READERS)
+        return _unpacked(member, archive.read(member))
 
 
 def suffixes() -> str:
@@ -144,13 +153,12 @@ def suffixes() -> str:
 
 def _read_text(content: bytes, known: Known) -> Reading:
     text, notes = _decoded(content)
-    if text[:4].lower() == "sep=":  # Excel's own line
-        text = text.partition("\n")[2]
-    text = re.sub(r"\A(?:[ \t]*\n)+", "", text)
-    sample = list(islice(io.StringIO(text[: text.find("\n", SAMPLE) + 1] or text), 1000))
+    layout = layout_of(text)
+    text, separator, width, sample = text[layout.begin :], layout.separator, layout.width, layout.lines
     if not any(map(str.strip, sample)):
         raise InputError(f"cannot be read as CSV (it is empty); {REPAIRS['CSV']}")
-    separator, width = separator_of(sample)
+    if layout.doubt:
+        notes.append(layout.doubt)
     untrainable = None
     if width == 1:
         untrainable = (
@@ -161,36 +169,42 @@ def _read_text(content: bytes, known: Known) -> Reading:
         notes.append(f"columns are separated by {'tabs' if separator == chr(9) else repr(separator)}")
     if any(field.startswith(' "') for fields in csv.reader(sample, delimiter=separator) for field in fields):
         text = text.replace(f'{separator} "', f'{separator}"')  # such a quote would be part of the text
-    frame = _strings(text, separator, width)
+    frame = _strings(text, separator, width, layout.line)
+    begins = layout.line + _lines_before(frame, text)
     blank = frame[:, 0].is_null() | (frame[:, 0].str.strip_chars() == "")
     if blank.any():
         blank &= frame.select(pl.all_horizontal(pl.all().is_null() | (pl.all().str.strip_chars() == ""))).to_series()
         if blank.any():
             notes.append(f"left out, being empty: {rows(int(blank.sum()))}")
             frame = frame.filter(~blank)
-    lines = np.flatnonzero(~blank.to_numpy())
+    told = np.flatnonzero(~blank.to_numpy())
     names, frame = _with_names(frame, notes, known)
     frame.columns = names
-    places = lines + 1 if frame.height == len(lines) else lines[1:] - lines[0]  # below the names
-    return Reading(frame, tuple(notes), separator=separator, places=places, untrainable=untrainable)
+    places = told + 1 if frame.height == len(told) else told[1:] - told[0]  # below the names
+    begins = begins[told][-frame.height or len(told) :]
+    return Reading(
+        frame, tuple(notes), separator=separator, places=places, lines=begins, untrainable=untrainable, doubt=layout.doubt
+    )
+
+
+def _lines_before(frame: pl.DataFrame, text: str) -> np.ndarray:
+    """[rows], how many lines of the text are before each row."""
+    before = np.arange(frame.height)
+    if text.count("\n") + (not text.endswith("\n")) != frame.height:  # quoted texts hold line ends
+        held = frame.select(pl.sum_horizontal(pl.all().str.count_matches("\n").fill_null(0))).to_series().to_numpy()
+        before += np.cumsum(held, dtype=np.int64) - held
+    return before
 
 
 def _decoded(content: bytes) -> tuple[str, list[str]]:
     """The text, and a note if it is not in UTF-8."""
-    notes = []
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        text = content.decode("utf-16")
-        notes.append("read as UTF-16")
-    else:
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            _refuse_two_encodings(content)
-            text = content.decode("cp1252")
-            notes.append("read as Windows-1252 (latin-1), for it is not UTF-8")
+    encoding = encoding_of(content)
+    if encoding == "cp1252":
+        _refuse_two_encodings(content)
+    text, notes = content.decode(encoding), ENCODINGS[encoding]
     if "\0" in text:
         raise InputError("cannot be read as CSV (it holds zero bytes, as no text does); " + REPAIRS["CSV"])
-    return text.replace("\r\n", "\n").replace("\r", "\n"), notes
+    return text.replace("\r\n", "\n").replace("\r", "\n"), [*notes]
 
 
 def _refuse_two_encodings(content: bytes) -> None:
@@ -213,28 +227,30 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
-def _strings(text: str, separator: str, width: int) -> pl.DataFrame:
-    """Every line a row of texts."""
+def _strings(text: str, separator: str, width: int, lines: int) -> pl.DataFrame:
+    """Every line a row of texts, of which the first is number `lines` of the file."""
     schema = {f"column {number}": pl.String for number in range(1, width + 1)}
     try:
         frame = pl.read_csv(io.BytesIO(text.encode()), has_header=False, schema=schema, separator=separator)
     except pl.exceptions.PolarsError:
-        _refuse_ragged(text, separator, width)
+        _refuse_ragged(text, separator, width, lines)
         raise
     if frame[:, -1].has_nulls():  # as a line has that is too short
-        _refuse_ragged(text, separator, width)
+        _refuse_ragged(text, separator, width, lines)
     return frame
 
 
-def _refuse_ragged(text: str, separator: str, width: int) -> None:
+def _refuse_ragged(text: str, separator: str, width: int, lines: int) -> None:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    line = lines
     for fields in reader:
         if len(fields) != width and any(map(str.strip, fields)):
             held = f"{len(fields)} field{'s' * (len(fields) != 1)}"
             raise InputError(
-                f"line {reader.line_num} has {held}, where most have {width}: {separator.join(fields)[:60]!r}; "
+                f"line {line} has {held}, where most have {width}: {separator.join(fields)[:60]!r}; "
                 f"repair it, or quote a text that holds {separator!r}"
             )
+        line = lines + reader.line_num
 
 
 # The header ---------------------------------------------------------------------------------------------------------------
@@ -391,6 +407,7 @@ READERS: dict[str, tuple[str, Callable[[bytes, Known], Reading]]] = {
 BEGINNINGS = {"Parquet": (b"PAR1",), "Feather": (b"ARROW1", b"FEA1"), "NPZ": (b"PK", b"\x93NUMPY")}
 REPAIRS = {
     "CSV": "save it as UTF-8 text, one header line, one row a line",
+    "Feather": "write it again without compression, or as Parquet",
     "NPZ": "save it with numpy.savez(path, X=…, y=…): X [rows, features] of numbers, y [rows] of ints or text",
     "an archive": "pack it again, or give the table itself",
     "a file": "give one that can be read",

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import Problems
 from softmaxima.experiments.wording import named
 
 # Texts that stand for a missing value, in capitals or not. Without this, one "NA" would turn a column of numbers into categories.
@@ -102,11 +102,12 @@ class Values:
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each column, the texts that stand for a missing value
     written: Mapping[str, str] = field(default_factory=dict)  # before which sign decimals are, "point" or "comma"; a date's pattern
     units: Mapping[str, str] = field(default_factory=dict)  # of columns of numbers that have one
+    misfits: tuple[str, ...] = ()  # how it contradicts what is known
 
 
 def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool = False) -> Values:
     """Missing values are null, and where all is written as text, numbers and dates are what they stand for."""
-    columns, padded, words, strings, plain = {}, [], {}, {}, {}
+    columns, padded, words, strings, plain, misfits = {}, [], {}, {}, {}, Problems()
     target = known.target_of(frame.columns)
     for column in frame:
         name = column.name
@@ -123,7 +124,7 @@ def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool
     floats = {name: texts for name, texts in plain.items() if columns[name].dtype == pl.Float64}
     learnt = {name: column.written for name, column in known.columns.items() if column.written is not None}
     written = dict(learnt)
-    for name, (column, example, kind, unit) in _written_numbers(strings, floats, semicolons, learnt).items():
+    for name, (column, example, kind, unit) in _written_numbers(strings, floats, semicolons, learnt, misfits).items():
         columns[name], numbers[name], written[name] = column, example, kind
         if unit:
             units[name] = unit
@@ -137,7 +138,7 @@ def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool
             may_be_codes = found is dates or units or any(_code(texts) for name, texts in strings.items() if name in found)
             codes = "; --categories takes columns of codes as texts" if known.has_codes and may_be_codes else ""
             notes.append(f"read as {what}: {named(ordered)}{codes}")
-    notes += _of_units(strings, columns, units, known)
+    notes += _of_units(strings, columns, units, known, misfits)
     if paired := [name for name, texts in strings.items() if columns[name].dtype == pl.String and _are_pairs(texts)]:
         examples = named(f"{name!r} ({strings[name].drop_nulls()[0]!r})" for name in paired)
         notes.append(f"taken for texts, being pairs of years: {examples}; if they are months, write them as 2008-09-01")
@@ -147,7 +148,7 @@ def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool
         notes.append(f"read as numbers, though they may be codes: {examples}; --categories takes columns of codes as texts")
     if padded:
         notes.append(f"blanks around texts are left out in {named(map(repr, padded))}")
-    return Values(pl.DataFrame(list(columns.values())), tuple(notes), words, written, units)
+    return Values(pl.DataFrame(list(columns.values())), tuple(notes), words, written, units, tuple(misfits))
 
 
 # Missing values -----------------------------------------------------------------------------------------------------------
@@ -244,12 +245,17 @@ def _not_plain(column: pl.Series) -> pl.Series:
 
 
 def _written_numbers(
-    strings: Mapping[str, pl.Series], plain: Mapping[str, pl.Series], semicolons: bool, written: Mapping[str, str]
+    strings: Mapping[str, pl.Series],
+    plain: Mapping[str, pl.Series],
+    semicolons: bool,
+    written: Mapping[str, str],
+    misfits: list[str],
 ) -> dict[str, tuple[pl.Series, str, str, str]]:
     """Columns of numbers with separators of thousands, decimal commas and one unit each, with an example, what its decimals are
     before, and the unit.
 
-    `plain` are texts of columns that have been read as floats already.
+    `plain` are texts of columns that have been read as floats already. What contradicts how they are known to be `written` becomes
+    one of the `misfits`.
     """
     bare, fits, learnt, certain = {}, {}, [], {}
     for name, column in strings.items():
@@ -271,7 +277,7 @@ def _written_numbers(
             bare[name], fits[name] = values, {"comma"}
             learnt += [name] * (name in written)
     for name in learnt:
-        _refuse_contradiction(name, bare[name][0], written[name], certain)
+        misfits += _contradiction(name, bare[name][0], written[name], certain)
     found = {}
     for name, kinds in fits.items():
         with_comma = only_comma or (semicolons and not bare[name].str.contains(".", literal=True).any())
@@ -285,14 +291,15 @@ def _written_numbers(
     return found
 
 
-def _refuse_contradiction(name: str, text: str, learnt: str, certain: Mapping[str, Any]) -> None:
+def _contradiction(name: str, text: str, learnt: str, certain: Mapping[str, Any]) -> list[str]:
     """Where a text may be read in two ways what was learnt decides, unless the rest of the file is written in the other way."""
     other = "comma" if learnt == "point" else "point"
-    if certain.get(other) is not None and learnt not in certain:
-        raise InputError(
-            f"{name!r} ({text!r}) was learnt with a decimal {learnt}, and this table has a decimal {other}, such as "
-            f"{certain[other]!r}; write all numbers in one way"
-        )
+    if certain.get(other) is None or learnt in certain:
+        return []
+    return [
+        f"{name!r} ({text!r}) was learnt with a decimal {learnt}, and this table has a decimal {other}, such as "
+        f"{certain[other]!r}; write all numbers in one way"
+    ]
 
 
 def _parted(values: pl.Series) -> tuple[pl.Series, pl.Series]:
@@ -338,10 +345,14 @@ def _read_numbers(values: pl.Series, kind: str) -> tuple[pl.Series, str]:
 
 
 def _of_units(
-    strings: Mapping[str, pl.Series], columns: Mapping[str, pl.Series], units: Mapping[str, str], known: Known
+    strings: Mapping[str, pl.Series],
+    columns: Mapping[str, pl.Series],
+    units: Mapping[str, str],
+    known: Known,
+    misfits: list[str],
 ) -> list[str]:
     """Lines for columns of several units, numbers without the unit of the others, and columns without the unit that is known;
-    another one raises `InputError`."""
+    another one is one of the `misfits`."""
     lines, mixed, bared = [], {}, {}
     for name, column in strings.items():
         bare, found = _parted(column.drop_nulls().unique(maintain_order=True))
@@ -361,7 +372,7 @@ def _of_units(
         for name, unit in learnt.items()
         if not _are_one_word(units.get(name, unit or ""), unit or "")
     ]:
-        raise InputError(f"{named(other)}, which was learnt from; convert it")
+        misfits.append(f"{named(other)}, which was learnt from; convert it")
     if without := [
         f"{name!r} ({'5% was 0.05' if unit == '%' else repr(unit)})"
         for name, unit in learnt.items()

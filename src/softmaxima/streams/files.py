@@ -16,6 +16,7 @@ import numpy as np
 
 from softmaxima.core.numbers import (
     InputError,
+    Problems,
     as_number,
     check_flag,
     check_number,
@@ -59,7 +60,7 @@ def file_logsumexp(
         path: .npy or raw memory (which several threads read at once), .npz, .parquet, .arrow (files and streams), .feather, .h5,
             .hdf5, .zarr, .csv (a first line of numbers is no header, and its columns are f0, f1, …), .txt with numbers between
             spaces, commas or line ends, or "-" for standard input; a named pipe is read as standard input is. Arrays may have any
-            shape. Of these .npy, .csv, .txt, Arrow streams and raw memory may be compressed: .npy.gz, .csv.zst and so on. A
+            shape. Of these .npy, .csv, .txt, Arrow streams and raw memory may be compressed: .npy.gz, .csv.zst, .zip and so on. A
             pattern, as "part-*.parquet", stands for all files that it matches, in the order of their names; s3://, https:// and the
             other URLs of fsspec for what is elsewhere. Several paths, or patterns, are summed together; a file that is meant
             twice, as by patterns that overlap, another way of writing its path or URL or a symbolic link, is summed once.
@@ -111,10 +112,12 @@ def _of_files(
     observe: Callable[[Block], None] | None,
 ) -> LogSumExpState:
     """Of one after the other, each of which is opened first, so that one that cannot be used shows before any work."""
-    sizes = []
+    sizes, problems = [], Problems()
     for path in paths:
-        check_again(path, "one of several files")
-        sizes.append(request.opened(path)[0].bytes_read(0)[1])
+        with problems:
+            check_again(path, "one of several files")
+            sizes.append(request.opened(path)[0].bytes_read(0)[1])
+    problems.tell()
     read = Read(len(paths), sum(size or 0 for size in sizes))
     state, tell = request.nothing(), progress or (lambda done, scores: None)
     tell(0, read.scores)

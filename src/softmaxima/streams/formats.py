@@ -21,16 +21,16 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import InputError, Problems
 from softmaxima.core.places import STANDARD_INPUT, Place, handed
+from softmaxima.streams.texts import COMPRESSED, UTF16, Recoded, doubt_of, encoding_of, layout_of, table_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
 PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
-SEPARATORS = ("\t", ";", "|", ",")  # of columns, the first of those that fit equally well: a comma may be a decimal one
-SAMPLE = 1000  # lines by which the separator is recognised
+MISSING = ("", "NA", "N/A", "null", "NULL")
+GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+")  # a decimal comma, or thousands
 _MAGIC = b"\x93NUMPY"
-_GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,14 @@ class Scores:
 def open_scores(path: Place, column: str | None = None, dtype: str | None = None) -> Scores:
     """The scores in a file, by its suffix; with a `dtype`, of raw memory in the machine's byte order.
 
-    `column` names the array of an NPZ, the field of a structured NPY ("position.x" of a field within a field), the column of a
-    table, the dataset of an HDF5 or Zarr file ("data/x" of a field of HDF5); it may be left out where there is only one. All
-    numbers of an array in a field, and of lists in a column, are scores. Columns of CSV may be separated by tabs, semicolons or
-    |, and then decimals by commas. Two bytes without a kind, as ml_dtypes saves bfloat16 in NPY, are read as that. "-" is
+    `column` names the array of an NPZ, the field of a structured NPY ("position.x" of a field within a field, "x.position" in the
+    array x of an NPZ), the column of a table, the dataset of an HDF5 or Zarr file ("data/x" of a field); it may be left out where
+    there is only one. All numbers of an array in a field, and of lists in a column, are scores. Text is UTF-8, UTF-16 with a mark,
+    or Windows-1252. Columns of CSV may be separated by tabs, semicolons, | or what Excel's line `sep=` says, and decimals by commas
+    where that is not the separator or the number is quoted; a warning tells of commas that may mean either. Two bytes
+    without a kind, as ml_dtypes saves bfloat16 in NPY, are read as that. "-" is
     standard input, and a named pipe is read as it is. A suffix .gz or .zst is of the compression, and the suffix before it of
-    the format. Raises InputError.
+    the format; a .zip holds one file. Raises InputError.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -148,9 +150,9 @@ def _from_file(path: Place, column: str | None, dtype: str | None) -> Scores:
         return _named_pipe(path, column, dtype)
     if not path.is_file() and not path.is_dir():
         raise InputError(f"{path} is a device or a socket; give a file, or - for standard input")
-    if suffix in {*READERS, *COMPRESSIONS} - {".txt"} and path.is_file() and path.stat().st_size == 0:
+    if suffix in {*READERS, *COMPRESSIONS, ".zip"} - {".txt"} and path.is_file() and path.stat().st_size == 0:
         raise InputError(f"{path} is empty: it has 0 bytes, where a file of no scores has a header; write it again")
-    if suffix in COMPRESSIONS:
+    if suffix in {*COMPRESSIONS, ".zip"}:
         return _compressed(path, column, dtype, suffix)
     if dtype is None and suffix not in READERS:
         raise InputError(
@@ -317,15 +319,20 @@ def _header(file: IO[bytes], name: str) -> tuple[np.dtype, int]:
 
 def _items(name: str, dtype: np.dtype, column: str | None) -> _Items:
     """The items of an array, and the field with the scores that is asked for, or the only one."""
-    fields = dict(_fields(dtype))
-    if () in fields:
+    if dtype.names is None:
         _no_column(name, column)
-        chosen = ()
-    else:
-        named = {".".join(field): field for field in fields}
-        chosen = named[_choose(name, "field", named, column)]
-    _check_real(name, fields[chosen])
-    return _Items(dtype, chosen)
+        _check_real(name, dtype)
+        return _Items(dtype)
+    return _among(name, "field", {"": dtype}, column, ".")[1]
+
+
+def _among(name: str, what: str, arrays: Mapping[str, np.dtype], column: str | None, mark: str) -> tuple[str, _Items]:
+    """The array that is asked for, or the only one, and in its items the field: "t.score" of the array t by the mark "."."""
+    found = [(array, field, held) for array, dtype in arrays.items() for field, held in _fields(dtype)]
+    whole = [mark.join(filter(None, (array, *field))) for array, field, _ in found]
+    array, field, held = found[whole.index(_choose(name, what, whole, column))]
+    _check_real(name, held)
+    return array, _Items(arrays[array], field)
 
 
 def _fields(dtype: np.dtype, outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], np.dtype]]:
@@ -349,10 +356,10 @@ REPAIRS = {
     "c": "save x.real, or sum the array itself with softmaxima.logsumexp",
     "U": "save it with .astype(numpy.float64), if all of it is numbers",
     "S": "save it with .astype(numpy.float64), if all of it is numbers",
-    "O": "save numpy.array(x.tolist(), float), if all of it is numbers",
+    "O": "save numpy.hstack(list(x)).astype(float), if all of it is numbers",
     "M": "dates have no exponential, so save numbers",
     "m": "save it divided by its unit, as x / numpy.timedelta64(1, 's')",
-    "V": "save it with .astype(numpy.float32), as what it was; two bytes without a kind are read as bfloat16",
+    "V": "save what it was before with .astype(numpy.float32); two bytes without a kind are read as bfloat16",
 }
 
 
@@ -382,13 +389,15 @@ def _choose(name: str, what: str, names: Any, column: str | None) -> str:
 def _npz(path: Place, column: str | None) -> Scores:
     try:
         with zipfile.ZipFile(handed(path)) as archive:
-            arrays = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            chosen = _choose(str(path), "array", arrays, column) + ".npy"
-            with archive.open(chosen) as file:
-                dtype, count = _header(file, str(path))
+            headers = {}
+            for member in archive.namelist():
+                if member.endswith(".npy"):
+                    with archive.open(member) as file:
+                        headers[member.removesuffix(".npy")] = _header(file, str(path))
     except zipfile.BadZipFile as error:
         raise unreadable(str(path), error) from None
-    items = _items(str(path), dtype, None)
+    array, items = _among(str(path), "array", {name: dtype for name, (dtype, _) in headers.items()}, column, ".")
+    chosen, count = f"{array}.npy", headers[array][1]
 
     def blocks(start: int) -> Iterator[Block]:
         try:
@@ -398,7 +407,7 @@ def _npz(path: Place, column: str | None) -> Scores:
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise unreadable(str(path), error) from None
 
-    return Scores(str(path), items.name, dtype.itemsize, count * items.each, blocks)
+    return Scores(str(path), items.name, items.dtype.itemsize, count * items.each, blocks)
 
 
 def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> Scores:
@@ -447,15 +456,15 @@ class _Rejoined(io.RawIOBase):
             start, self.start = self.start, b""
             return start + self.rest.read(size)
         taken, self.start = self.start[:size], self.start[size:]
-        return taken
+        return taken + self.rest.read(size - len(taken)) if len(taken) < size else taken
 
 
 class Stream:
     """A file that is read from its beginning, through a decompressor if it has one; `position()` is where in the file that is."""
 
-    def __init__(self, path: Place, decompress: Callable[[Any], Any] = contextlib.nullcontext) -> None:
+    def __init__(self, path: Place, *unpacks: Callable[[Any], Any]) -> None:
         self.path, self.name, self.size = path, str(path), path.stat().st_size
-        self._decompress = decompress
+        self._unpacks = unpacks
         self._at: Callable[[], int] = lambda: 0
 
     @contextlib.contextmanager
@@ -464,9 +473,9 @@ class Stream:
         with self.path.open("rb") as raw:
             self._at = raw.tell
             try:
-                with self._decompress(raw) as file:
-                    yield file
-            except (OSError, EOFError, zlib.error) as error:
+                with contextlib.ExitStack() as stack:
+                    yield functools.reduce(lambda file, unpack: stack.enter_context(unpack(file)), self._unpacks, raw)
+            except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
                 raise unreadable(self.name, error) from None
             finally:
                 at = self.size if raw.closed else raw.tell()  # pyarrow closes what it decompresses
@@ -486,8 +495,14 @@ class Stream:
 
 
 def _compressed(path: Place, column: str | None, dtype: str | None, suffix: str) -> Scores:
-    """What the suffix before that of the compression says, or NPY or text by its beginning."""
-    stream, inner = Stream(path, COMPRESSIONS[suffix]()), Path(path.stem).suffix.lower()
+    """What the suffix before that of the compression says, or that in the archive, or NPY or text by its beginning."""
+    if suffix == ".zip":
+        name = _member(path)
+        unpacks = [functools.partial(_unzipped, member=name), *([COMPRESSIONS[".gz"]()] if name.endswith(".gz") else [])]
+        name = name.removesuffix(".gz")
+    else:
+        name, unpacks = path.stem, [COMPRESSIONS[suffix]()]
+    stream, inner = Stream(path, *unpacks), PurePosixPath(name).suffix.lower()
     with path.open("rb") as file:
         if suffix == ".gz" and file.read(len(_GZIP)) != _GZIP:
             raise InputError(f"{path} is not compressed by gzip, as its suffix says; take {suffix} from its name, or compress it")
@@ -510,6 +525,26 @@ def _compressed(path: Place, column: str | None, dtype: str | None, suffix: str)
         with stream.open() as file:
             _header(file, str(path))  # which raises
     return STREAMS.get(inner, _text_stream)(stream, column)
+
+
+def _member(path: Place) -> str:
+    """The one file in an archive that can be read."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            member = table_in(archive, READERS)
+            if archive.getinfo(member).flag_bits & 1:
+                raise InputError(f"is encrypted; take {member!r} out")
+    except zipfile.BadZipFile as error:
+        raise unreadable(str(path), error) from None
+    except InputError as error:
+        raise InputError(f"{path} {error}") from None
+    return member
+
+
+@contextlib.contextmanager
+def _unzipped(file: Any, member: str) -> Iterator[Any]:
+    with zipfile.ZipFile(file) as archive, archive.open(member) as unpacked:
+        yield unpacked
 
 
 def _npy_stream(stream: Stream, column: str | None) -> Scores:
@@ -535,29 +570,39 @@ def _text(path: Place, column: str | None) -> Scores:
 
 def _numbers(file: Any, name: str) -> Iterator[Block]:
     """Numbers between white space or commas."""
-    rest, mark = b"", codecs.BOM_UTF8  # some editors begin a text with it
-    while text := file.read(8 * PIECE):
-        if mark and text.startswith((_GZIP, _ZSTANDARD)):
-            raise InputError(
-                f"{name} is compressed; decompress it first, or give a file whose suffix says so, as .npy.gz, .txt.zst"
-            )
-        text, mark = text.removeprefix(mark), b""
-        words = (rest + text).replace(b",", b" ").split()
+    text = file.read(8 * PIECE)
+    _refuse_compressed(name, text)
+    if text.startswith(UTF16):
+        file = io.BufferedReader(Recoded(_Rejoined(text, file), name), 2**20)
+        text = file.read(8 * PIECE)
+    text = text.removeprefix(codecs.BOM_UTF8)  # some editors begin a text with it
+    words = text[:4096].decode(errors="replace").split()
+    if doubt := doubt_of(words[: -1 if len(text) > 4096 else None]):
+        warnings.warn(f"{name}: {doubt}", stacklevel=2)
+    rest, lines = b"", 1
+    while text:
+        whole = rest + text
+        words = whole.replace(b",", b" ").split()
         rest = words.pop() if words and not text[-1:].isspace() and text[-1:] != b"," else b""
         if words:
-            yield _parsed(words, name)
+            yield _parsed(words, name, whole, lines)
+        lines += text.count(b"\n")
+        text = file.read(8 * PIECE)
     if rest:
-        yield _parsed([rest], name)
+        yield _parsed([rest], name, rest, lines)
 
 
-def _parsed(words: list[bytes], name: str) -> np.ndarray:
+def _parsed(words: list[bytes], name: str, text: bytes, line: int) -> np.ndarray:
+    """The numbers of a text, whose first line has that number."""
     try:
         return np.array(words).astype(np.float64)
     except ValueError:
-        word = next(word for word in words if not _is_number(word)).decode(errors="replace")[:40]
+        wrong = next(word for word in words if not _is_number(word))
+        line += next(i for i, words in enumerate(text.split(b"\n")) if wrong in words.replace(b",", b" ").split())
+        word = wrong.decode(errors="replace")[:40]
         repair = "give numbers between spaces, commas or line ends, or `dtype` for raw memory"
-        wrong = f"{word!r} is no number" if word.isprintable() and "\N{REPLACEMENT CHARACTER}" not in word else "it is no text"
-        raise InputError(f"{name}: {wrong}; {repair}") from None
+        is_text = word.isprintable() and "\N{REPLACEMENT CHARACTER}" not in word
+        raise InputError(f"{name}: {f'{word!r} in line {line} is no number' if is_text else 'it is no text'}; {repair}") from None
 
 
 def _is_number(word: bytes) -> bool:
@@ -615,22 +660,6 @@ def _beginnings(lengths: Iterable[int]) -> list[int]:
     return [0, *itertools.accumulate(lengths)][:-1] or [0]
 
 
-def separator_of(lines: Sequence[str]) -> tuple[str, int]:
-    """The separator that cuts the most lines into one number of columns, and that number; a comma and 1 where none cuts."""
-
-    def cut(separator: str) -> tuple[float, int]:
-        try:
-            widths = Counter(len(fields) for fields in csv.reader(lines, delimiter=separator, skipinitialspace=True) if any(fields))
-        except csv.Error:  # a line that it does not cut is longer than a field may be
-            return 0.0, 1
-        width, most = max(widths.items(), key=lambda item: item[1], default=(1, 0))
-        return (most / widths.total(), width) if width > 1 else (0.0, 1)
-
-    found = {separator: cut(separator) for separator in SEPARATORS}
-    separator = max(SEPARATORS, key=lambda separator: found[separator][0])
-    return (separator, found[separator][1]) if found[separator][1] > 1 else (",", 1)
-
-
 # Tables and arrays of other libraries ---------------------------------------------------------------------------------------
 
 
@@ -662,7 +691,8 @@ def _parquet(path: Place, column: str | None) -> Scores:
     def part(start: int, stop: int) -> Iterator[Block]:
         held = _of_parts(begins, start, stop)
         chunks = file.iter_batches(max(1, PIECE // each), row_groups=list(held), columns=[chosen]) if held else iter(())
-        decoded = _decoded(str(path), (batch.column(0) for batch in chunks), pyarrow)
+        row = begins[held.start] // each if held else 0
+        decoded = _decoded(str(path), (batch.column(0) for batch in chunks), pyarrow, row)
         return _first(_skip(decoded, start - begins[held.start]), stop - start)
 
     return Scores(str(path), str(dtype), dtype.itemsize, count, lambda start: part(start, count), part, lambda: begins)
@@ -700,7 +730,8 @@ def _arrow(path: Place, column: str | None) -> Scores:
     def part(start: int, stop: int) -> Iterator[Block]:
         held = _of_parts(begins(), start, stop)
         chunks = (file.get_batch(i).column(chosen) for i in held)
-        return _first(_skip(_decoded(str(path), chunks, pyarrow), start - begins()[held.start]), stop - start)
+        decoded = _decoded(str(path), chunks, pyarrow, begins()[held.start] // max(each, 1))
+        return _first(_skip(decoded, start - begins()[held.start]), stop - start)
 
     if not isinstance(path, Path):  # from elsewhere all batches would be fetched to be counted
         return Scores(str(path), str(dtype), dtype.itemsize, count, blocks)
@@ -734,7 +765,9 @@ def _feather_v1(path: Place, column: str | None) -> Scores:
 
     def blocks(start: int) -> Iterator[Block]:
         rest = table.column(chosen).slice(start)
-        return _decoded(str(path), (piece for i in range(0, len(rest), PIECE) for piece in rest.slice(i, PIECE).chunks), pyarrow)
+        return _decoded(
+            str(path), (piece for i in range(0, len(rest), PIECE) for piece in rest.slice(i, PIECE).chunks), pyarrow, start
+        )
 
     return Scores(str(path), str(dtype), dtype.itemsize, table.num_rows, blocks)
 
@@ -746,64 +779,177 @@ def _csv(path: Place, column: str | None) -> Scores:
 def _csv_stream(stream: Stream, column: str | None) -> Scores:
     """A column of a table. A first line of numbers is no header."""
     pyarrow, reader = _library("pyarrow", "CSV"), _library("pyarrow.csv", "CSV")
-    names, lines, separator = _first_lines(stream)
-    numbers = [not name.strip() or _is_number(_with_point(name, separator).encode()) for name in names]
+    table = _table(stream, column)
+    # Threads read one column no faster. All columns have their number for a name, whatever they are called.
+    reading = lambda: reader.ReadOptions(
+        block_size=8 * PIECE,
+        column_names=[str(number) for number in range(table.width)],
+        skip_rows_after_names=int(table.has_names),
+        use_threads=False,
+    )
+    parsing = reader.ParseOptions(delimiter=table.separator)
+    converting = reader.ConvertOptions(
+        include_columns=[str(table.place)],
+        column_types={str(table.place): pyarrow.float64()},
+        null_values=[*MISSING],
+        decimal_point="," if table.with_commas else ".",
+    )
+
+    def blocks(file: Any) -> Iterator[Block]:
+        done = 0
+        with contextlib.suppress(pyarrow.ArrowInvalid):  # of what it does not read as it is
+            for batch in reader.open_csv(
+                table.rows(file), read_options=reading(), parse_options=parsing, convert_options=converting
+            ):
+                if batch.column(0).null_count:
+                    break
+                yield from _decoded(stream.name, iter([batch.column(0)]), pyarrow)
+                done += batch.num_rows
+            else:
+                return
+        with stream.open() as again:
+            yield from _skip(table.row_by_row(again), done)
+
+    return stream.scores("text", blocks)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table in a text, and the column of it that holds the scores."""
+
+    name: str
+    encoding: str
+    begin: int  # bytes before the first row
+    line: int  # of the first row, from 1
+    separator: str
+    names: Sequence[str]
+    has_names: bool
+    column: str
+    with_commas: bool  # before decimals
+
+    @property
+    def width(self) -> int:
+        return len(self.names)
+
+    @property
+    def place(self) -> int:
+        return self.names.index(self.column)
+
+    def rows(self, file: Any) -> Any:
+        """The file from its first row on, in UTF-8 where it was UTF-16."""
+        if self.encoding == "utf-16":
+            file = io.BufferedReader(Recoded(file, self.name), 2**20)
+        left = self.begin
+        while left and (more := file.read(left)):
+            left -= len(more)
+        return file
+
+    def row_by_row(self, file: Any) -> Iterator[np.ndarray]:
+        """The scores, read slowly, with less asked of what is around them; all that is wrong in some rows is told at once."""
+        encoding = "cp1252" if self.encoding == "cp1252" else "utf-8"
+        found: list[float] = []
+        wrong: dict[str, list[str]] = {"missing": [], "no number": [], "no row": []}
+        line, names, place = self.line, self.has_names, self.place
+        with io.TextIOWrapper(self.rows(file), encoding, errors="replace", newline="") as text:
+            reader = csv.reader(text, delimiter=self.separator, skipinitialspace=True)
+            for fields in self._whole(reader):
+                first, line = line, self.line + reader.line_num
+                if not any(map(str.strip, fields)):
+                    continue
+                if names:
+                    names = False
+                elif len(fields) != self.width:
+                    wrong["no row"].append(f"line {first} has {len(fields)} field{'s' * (len(fields) != 1)}")
+                elif (cell := fields[place].strip()) in MISSING:
+                    wrong["missing"].append(f"line {first}")
+                elif (number := self._number(cell)) is None:
+                    wrong["no number"].append(f"line {first} holds {cell[:40]!r}")
+                else:
+                    found.append(number)
+                if len(found) + sum(map(len, wrong.values())) >= PIECE:
+                    self._refuse(wrong)
+                    yield np.array(found)
+                    found = []
+        self._refuse(wrong)
+        yield np.array(found)
+
+    def _whole(self, reader: Any) -> Iterator[list[str]]:
+        """The rows of a reader of csv, of which none is too long."""
+        try:
+            yield from reader
+        except csv.Error:
+            held = f"line {self.line + reader.line_num - 1} ends a field of more than {csv.field_size_limit()} letters"
+            raise InputError(f"{self.name}: {held}, as where a quote is not closed; repair it") from None
+
+    def _number(self, cell: str) -> float | None:
+        text = cell.replace(",", ".") if self.with_commas and "." not in cell else cell
+        return float(text) if _is_number(text.encode()) and "_" not in text else None
+
+    def _refuse(self, wrong: Mapping[str, Sequence[str]]) -> None:
+        """Raise InputError where anything is wrong."""
+        problems, other = Problems(), ", or name another column" if self.width > 1 else ""
+        if lines := wrong["no number"]:
+            problems.append(f"column {self.column!r} is not numeric: {_first_of(lines)}; repair it{other}")
+        if lines := wrong["missing"]:
+            problems.append(f"{_missing(len(lines), lines[0])}; fill them in, or remove those rows")
+        if lines := wrong["no row"]:
+            problems.append(f"{_first_of(lines)}, where the first line has {self.width}; give every row as many")
+        if problems:
+            problems.fail(of=f"{self.name}: ")
+
+
+def _first_of(lines: Sequence[str]) -> str:
+    return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
+
+
+def _missing(count: int, where: str) -> str:
+    return f"{count} values are missing, the first in {where}" if count > 1 else f"1 value is missing, in {where}"
+
+
+def _table(stream: Stream, column: str | None) -> _Table:
+    """What the beginning of a text tells. Raises InputError where it is none, or has no such column."""
+    with stream.open() as file:
+        content = file.read(8 * PIECE)
+    content = content[: content.find(b"\n", PIECE) + 1 or None]
+    _refuse_compressed(stream.name, content)
+    encoding = encoding_of(content, whole=False)
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    text = decoder.decode(content)
+    layout = layout_of(text)
+    first = next(csv.reader(layout.lines, delimiter=layout.separator, skipinitialspace=True), [])
+    if re.search("[\x00-\x08\x0e-\x1f\x7f\ufffd]", "".join(first)):
+        raise InputError(f"{stream.name}: its first line is no text in UTF-8, UTF-16 or Windows-1252; save it as CSV in UTF-8")
+    names = [name.strip() for name in first]
+    numbers = [not name or _is_number(name.replace(",", ".").encode()) for name in names]
     bare = all(numbers)
     if bare:
         names = [f"f{i}" for i in range(len(names))]  # as pyarrow calls them
     try:
         chosen = _choose(stream.name, "column", names, column)
     except InputError as error:
-        taken = "; its first line was taken for the header: give it one, if that is a row" if any(numbers) and not bare else ""
+        doubt = f"; {layout.doubt}" if layout.doubt else ""
+        taken = "; its first line was taken for the header: give it one, if that is a row" if any(numbers) and not bare else doubt
         raise InputError(f"{error}{taken}") from None
+    if layout.doubt:
+        warnings.warn(f"{stream.name}: {layout.doubt}", stacklevel=2)
     place = names.index(chosen)
-    with_commas = separator != "," and any("," in row[place] for row in csv.reader(lines, delimiter=separator) if place < len(row))
-    # Threads read one column no faster, and lose the number of a row that is wrong.
-    reading = lambda: reader.ReadOptions(block_size=8 * PIECE, autogenerate_column_names=bare, use_threads=False)
-    parsing = reader.ParseOptions(delimiter=separator)
-    converting = reader.ConvertOptions(
-        include_columns=[chosen],
-        column_types={chosen: pyarrow.float64()},
-        null_values=["", "NA", "N/A", "null", "NULL"],
-        decimal_point="," if with_commas else ".",
-    )
-
-    def columns(file: Any) -> Iterator[Any]:
-        try:
-            for batch in reader.open_csv(file, read_options=reading(), parse_options=parsing, convert_options=converting):
-                yield batch.column(0)
-        except pyarrow.ArrowInvalid as error:
-            raise _wrong_row(stream.name, chosen, error) from None
-
-    return stream.scores("text", lambda file: _decoded(stream.name, columns(file), pyarrow))
+    rows = csv.reader(layout.lines[not bare :], delimiter=layout.separator, skipinitialspace=True)
+    commas = [row[place].strip() for row in rows if place < len(row) and "," in row[place]]
+    may_group = bool(commas) and all(map(GROUPED.fullmatch, commas))
+    if may_group and layout.separator != ",":
+        told = f"{stream.name}: the commas in column {chosen!r} are taken for decimal ones"
+        warnings.warn(f"{told}; if they group thousands, as that of {commas[0]!r} may, leave them out", stacklevel=2)
+    before = text[: layout.begin]
+    begin = len(before.encode()) + (len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0)
+    with_commas = bool(commas) and (layout.separator != "," or not may_group)
+    return _Table(stream.name, encoding, begin, layout.line, layout.separator, names, not bare, chosen, with_commas)
 
 
-def _first_lines(stream: Stream) -> tuple[list[str], list[str], str]:
-    """(what is between the separators of the first line, the lines below it that were looked at, the separator)."""
-    with stream.open() as file:
-        found = file.read(8 * PIECE).removeprefix(codecs.BOM_UTF8).splitlines()[:SAMPLE]
-    lines = [line.decode(errors="replace") for line in found if line]  # pyarrow passes over empty lines too
-    first = lines[0] if lines else ""
-    if re.search("[\x00-\x08\x0e-\x1f\x7f\ufffd]", first):
-        raise InputError(f"{stream.name}: its first line is no text in UTF-8; save it as CSV in UTF-8")
-    separator, _ = separator_of(lines)
-    return next(csv.reader([first], delimiter=separator), []), lines[1:], separator
-
-
-def _with_point(number: str, separator: str) -> str:
-    """With a point where a comma may be one of decimals."""
-    return number if separator == "," else number.replace(",", ".")
-
-
-def _wrong_row(name: str, column: str, error: Exception) -> InputError:
-    """What pyarrow said of a row; the header is row 1."""
-    if found := re.search(r"Row #(\d+): CSV conversion error to \w+: invalid value '(.*)'", str(error), re.DOTALL):
-        row, cell = found.groups()
-        return InputError(f"{name}: column {column!r} is not numeric: row {row} holds {cell[:40]!r}; name another column")
-    if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error)):
-        row, columns, got = found.groups()
-        return InputError(f"{name}: row {row} has {got} columns, and the first row {columns}; give every row as many")
-    return unreadable(name, error)
+def _refuse_compressed(name: str, start: bytes) -> None:
+    if start.startswith(COMPRESSED):
+        raise InputError(
+            f"{name} is compressed; decompress it first, or give a file whose suffix says so, as .npy.gz, .txt.zst, .csv.zip"
+        )
 
 
 def _column(name: str, schema: Any, column: str | None) -> tuple[str, np.dtype, int | None]:
@@ -832,31 +978,35 @@ def _of_lists(name: str, dtype: np.dtype, blocks: Callable[[], Iterator[Block]])
     return Scores(name, str(dtype), dtype.itemsize, None, lambda start: _skip(blocks(), start))
 
 
-def _decoded(name: str, columns: Iterator[Any], pyarrow: Any) -> Iterator[Block]:
+def _decoded(name: str, columns: Iterator[Any], pyarrow: Any, row: int = 0) -> Iterator[Block]:
+    """The scores of columns, of which the first begins with that row."""
     try:
-        for values in columns:
+        for rows in columns:
+            values = rows
             while values.null_count == 0 and _is_list(values.type, pyarrow.types):
                 values = values.flatten()
-            if values.null_count:
-                raise InputError(f"{name}: {values.null_count} values are missing; fill them in, or remove those rows")
+            if count := values.null_count:
+                first = row + 1 + next(i for i, held in enumerate(rows.to_pylist()) if _has_none(held))
+                raise InputError(f"{name}: {_missing(count, f'row {first}')}; fill them in, or remove those rows")
+            row += len(rows)
             for start in range(0, len(values), PIECE):  # of lists there may be more than rows
                 yield values.slice(start, PIECE).to_numpy(zero_copy_only=False)
     except (OSError, pyarrow.ArrowException) as error:
         raise unreadable(name, error) from None
 
 
+def _has_none(held: Any) -> bool:
+    """Whether it is a missing value, or a list with one."""
+    return any(map(_has_none, held)) if isinstance(held, list) else held is None
+
+
 def _hdf5(path: Place, column: str | None) -> Scores:
     h5py = _library("h5py", "HDF5")
-    names: list[str] = []
+    dtypes: dict[str, np.dtype] = {}
     with h5py.File(handed(path)) as file:
-        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-        found = {name: _fields(file[name].dtype) for name in names}
-        of_fields = {"/".join((name, *field)): name for name, fields in found.items() for field, _ in fields}
-        whole = _choose(str(path), "dataset", of_fields, None if column is None else column.strip("/"))
-        chosen = of_fields[whole]
+        file.visititems(lambda name, item: dtypes.update({name: item.dtype}) if isinstance(item, h5py.Dataset) else None)
+        chosen, items = _among(str(path), "dataset", dtypes, None if column is None else column.strip("/"), "/")
         shape, chunks = file[chosen].shape, file[chosen].chunks
-        items = _Items(file[chosen].dtype, tuple(whole.removeprefix(chosen).split("/")[1:]))
-    _check_real(str(path), dict(_fields(items.dtype))[items.fields])
 
     @contextlib.contextmanager
     def reading() -> Iterator[Any]:
@@ -874,11 +1024,11 @@ def _zarr(path: Place, column: str | None) -> Scores:
     except (FileNotFoundError, KeyError, ValueError) as error:
         raise unreadable(str(path), error) from None
     if isinstance(array, zarr.Group):
-        names = [name for name, member in array.members(max_depth=None) if isinstance(member, zarr.Array)]
-        array = array[_choose(str(path), "array", names, None if column is None else column.strip("/"))]
+        dtypes = {name: member.dtype for name, member in array.members(max_depth=None) if isinstance(member, zarr.Array)}
+        chosen, items = _among(str(path), "array", dtypes, None if column is None else column.strip("/"), "/")
+        array = array[chosen]
     else:
-        _no_column(str(path), column)
-    items = _items(str(path), array.dtype, None)
+        items = _items(str(path), array.dtype, column)
 
     @contextlib.contextmanager
     def reading() -> Iterator[Any]:
