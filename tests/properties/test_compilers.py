@@ -280,6 +280,30 @@ def test_onnx_reads_nothing_that_is_excluded(map: str, kind: str, dynamo: bool):
             assert bool(expected.isfinite().all())
 
 
+SPREAD = torch.tensor([[16.0, 0.0], [20.0, 0.0], [100.0, 0.0], [100.0, 0.0], [0.0, 0.0], [-80.0, 90.0], [1e4, -1e4]])
+
+
+def of_spread_scores() -> Iterator[Any]:
+    labels = torch.tensor([1, 1, 1, 0, 0, 1, 0])
+    for loss in LOSSES.values():
+        for options in loss.examples if loss.name not in NOT_IN_ONNX else ():
+
+            def both(x: Tensor, loss: Any = loss, options: dict[str, Any] = options) -> tuple[Tensor, ...]:
+                x = x / 1e4 if loss.on_cosines else x
+                each = ({"label_smoothing": smoothing, "reduction": "none"} for smoothing in (0.0, 0.1))
+                return tuple(loss.function(x, labels, **options, **own) for own in each)
+
+            yield pytest.param(both, id=str(LossCase(loss, options)))
+    yield from (sm.softplus, sm.logsumexp, sm.log_mean_exp, sm.logcumsumexp, lambda x: sm.logaddexp(x, -x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", list(of_spread_scores()))
+def test_onnx_has_the_values_of_scores_far_apart(function: Callable[..., Any]):
+    module = Exported(function, ["x"], {})
+    assert_found_by_onnx("", to_onnx(module, (SPREAD,), False), module, {"x": SPREAD})
+
+
 OF_A_MODEL = {"query", "key", "value", "hidden", "queries", "items", "h", "W", "X", "class_vectors"}  # sizes that one has once
 
 

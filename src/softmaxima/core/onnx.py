@@ -23,6 +23,13 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(x, y) + (-(x - y).abs()).masked_fill(x == y, 0.0).exp().log1p()
 
 
+def logsigmoid(x: Tensor) -> Tensor:
+    """−log(1 + e^{−x}); an exporter has log(σ(x)), which is not finite where σ(x) rounds to 0."""
+    if not is_exporting_to_onnx():
+        return torch.nn.functional.logsigmoid(x)
+    return x.clamp_max(0.0) - (-x.abs()).exp().log1p()
+
+
 # Of log(erfcx(x)/t) by powers of t = 1/(1 + x/2): Numerical Recipes, §6.2, within 1.2e-7 of erfcx.
 ERFCX = (
     *(-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277),

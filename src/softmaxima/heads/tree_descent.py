@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, logsigmoid
+from torch.nn.functional import linear
 
+from softmaxima.core.onnx import logsigmoid
 from softmaxima.heads.factored import draw_each
 from softmaxima.heads.tree_paths import BLOCK, Layer, many_scores, two_scores
 from softmaxima.maps.log_softmax import LOG_SOFTMAX

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, logsigmoid
+from torch.nn.functional import linear
 
 from softmaxima.core.fused import fused
+from softmaxima.core.onnx import logsigmoid
 from softmaxima.core.tracing import transforming
 from softmaxima.heads.factored import blocks
 from softmaxima.heads.trees import Tree

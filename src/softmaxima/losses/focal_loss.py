@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_tensor, check_per_row, check_value, moved_last
 from softmaxima.core.modules import held_value
+from softmaxima.core.onnx import logsigmoid
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import sizes
@@ -100,8 +101,7 @@ def _of_odds(d: Tensor, gamma: float | Tensor) -> Tensor:
     """f(d), with no slope where p = 0."""
     impossible = d == math.inf
     d = d.masked_fill(impossible, 0.0)
-    log_sigmoid = torch.nn.functional.logsigmoid
-    value = (gamma * log_sigmoid(d).clamp_min(LEAST)).exp() * -log_sigmoid(-d)
+    value = (gamma * logsigmoid(d).clamp_min(LEAST)).exp() * -logsigmoid(-d)
     return value.masked_fill(impossible, math.inf)
 
 

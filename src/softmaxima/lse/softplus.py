@@ -7,7 +7,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_map_scores, like_input
 from softmaxima.core.numbers import check_number
-from softmaxima.core.onnx import expm1
+from softmaxima.core.onnx import expm1, logsigmoid
 from softmaxima.core.public import public
 
 
@@ -35,7 +35,7 @@ def softplus(x: Array, beta: float = 1.0, threshold: float | None = None) -> Arr
         threshold = check_number("softplus", "threshold", threshold, lambda level: level == level, "a number")
     # max(x, 0) + log1p(exp(−|x|)) is −log σ(−x), of which torch has exact first and second derivatives also at 0 and ±∞.
     wide = _wide(scores, beta)
-    y = (0.0 - torch.nn.functional.logsigmoid(-beta * wide)) / beta  # 0 − 0 is 0, where −0 would be −0
+    y = (0.0 - logsigmoid(-beta * wide)) / beta  # 0 − 0 is 0, where −0 would be −0
     if threshold is not None:
         y = torch.where(beta * wide > threshold, wide, y)
     return like_input(y.to(scores.dtype), x)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from softmaxima.core.onnx import erfcx, expm1
+from softmaxima.core.onnx import erfcx, expm1, logsigmoid
 from softmaxima.core.rows import highest
 from softmaxima.core.tracing import is_concrete, is_keeping, sizes
 
@@ -267,7 +267,7 @@ def gumbel(t: Tensor) -> tuple[Tensor, Tensor]:
 
 def logistic(t: Tensor) -> tuple[Tensor, Tensor]:
     """F = 1/(1 + e^{−t})."""
-    return torch.nn.functional.logsigmoid(t), torch.sigmoid(-t)
+    return logsigmoid(t), torch.sigmoid(-t)
 
 
 def normal(t: Tensor) -> tuple[Tensor, Tensor]:
