@@ -39,6 +39,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import inspect
 import io
 import json
 import os
@@ -57,6 +58,7 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
+from softmaxima.attn import attention
 from softmaxima.bench import chunked
 from softmaxima.bench.attention import read as read_attention
 from softmaxima.bench.graph import read as read_graph
@@ -207,8 +209,10 @@ def maps_blocks() -> Blocks:
 def _beside(map: Map) -> list[str]:
     """What stands beside the map's name in a call, and what of it learns."""
     values = [f"torch.{each.default.__name__}" if callable(each.default) else repr(each.default) for each in map.params]
-    defaults = [f"`{each.name}={value}`" for each, value in zip(map.params, values, strict=True)]
-    learns = [f"`{each.name}`" for each in map.params if each.gradient is not None]
+    taken = inspect.signature(attention).parameters
+    names = ["map_" + each.name if each.name in taken else each.name for each in map.params]
+    defaults = [f"`{name}={value}`" for name, value in zip(names, values, strict=True)]
+    learns = [f"`{name}`" for name, each in zip(names, map.params, strict=True) if each.gradient is not None]
     return [f"`{map.name}`", ", ".join(defaults) or "none", ", ".join(learns)]
 
 

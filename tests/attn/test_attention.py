@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from dataclasses import replace
@@ -543,6 +544,49 @@ def test_under_autocast_the_output_has_the_dtype_of_the_values() -> None:
     q, k, v = (normal(1, 2, 5, 8, seed=i, dtype=torch.bfloat16) for i in range(3))
     with torch.autocast("cpu", torch.bfloat16):
         assert sm.attention(q, k, v).dtype == sm.linear_attention(q, k, v).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", [name for name, map in REGISTRY.items() if map.params and not map.properties.logarithmic])
+def test_every_parameter_of_a_map_can_be_given_beside_it(name: str) -> None:
+    found, q, k, v = REGISTRY[name], normal(2, 3, 4), normal(2, 5, 4, seed=1), normal(2, 5, 2, seed=2)
+    x = q @ k.mT / 2
+    own: dict[str, Any]
+    beside: dict[str, Any]
+    for parameter in found.params:
+        for value in parameter.examples:
+            own, beside = ({key: value} for key in (parameter.name, "map_" + parameter.name))
+            expected = found(x, **own) @ v
+            torch.testing.assert_close(sm.attention(q, k, v, map=name, **beside), expected)
+            if parameter.name not in inspect.signature(sm.attention).parameters:
+                torch.testing.assert_close(sm.attention(q, k, v, map=name, **own), expected)
+            if found.blocks is not None:
+                queries = sm.attention_in_parts(q, map=name, **beside)
+                torch.testing.assert_close(queries.attend([queries.part(k, v)]), expected)
+            layers = [sm.MultiheadAttention(4, 2, map=name, **params) for params in (own, beside)]
+            layers[1].load_state_dict(layers[0].state_dict())
+            row = q.float()
+            torch.testing.assert_close(layers[0](row, row, row)[0], layers[1](row, row, row)[0])
+
+
+def test_the_scale_of_a_map_is_told_apart_from_that_of_attention() -> None:
+    q = normal(2, 4)
+    with pytest.raises(TypeError, match=r"attention: scale must be a number, .*; that of map='perturb_max' is map_scale="):
+        sm.attention(q, q, q, map="perturb_max", scale=torch.tensor([0.5, 1.0]))
+    with pytest.raises(TypeError, match=r"attention: a parameter of entmax was given twice, got alpha, map_alpha"):
+        sm.attention(q, q, q, map="entmax", alpha=1.5, map_alpha=1.5)
+
+
+def test_the_mass_of_a_query_that_may_see_nothing_is_the_sink() -> None:
+    q, nothing = normal(2, 4), torch.zeros(2, 2, dtype=torch.bool)
+    cases: list[tuple[dict[str, Any], float]] = [
+        ({}, -math.inf),
+        ({"sink": 0.5}, 0.5),
+        ({"map": "elastic_softmax", "beta": 0.2}, 0.2),
+    ]
+    for options, mass in cases:
+        for weights in (False, True):
+            lse = sm.attention(q, q, q, nothing, return_lse=True, return_weights=weights, **options)[1]
+            assert lse.tolist() == [mass, mass]
 
 
 def test_weights_and_masses() -> None:

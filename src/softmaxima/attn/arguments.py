@@ -131,7 +131,10 @@ def check_request(
     found = find_map(map, name)
     if found.properties.logarithmic:
         raise ValueError(f"{name}: map must give probabilities, got {found.name!r}, which gives their logarithms")
+    params = found.named(params, name)
     found.complete(params, name)
+    if isinstance(scale, (Tensor, str)) and "scale" in found.complete({}):
+        raise TypeError(f"{name}: scale must be a number, the factor of ⟨q, k⟩; that of map={found.name!r} is map_scale=")
     check_kinds(name, query=query, key=key, value=value)
     query, key, value = (_check_projection(name, what, x) for what, x in (("query", query), ("key", key), ("value", value)))
     _check_alike(name, query, key, value)

@@ -63,8 +63,9 @@ def attention(
         is_causal: A query sees the keys up to its own place, together with whatever else is masked: query i those from 0 to i.
         scale: A factor of ⟨q, k⟩; without it 1/√E.
         enable_gqa: Heads of queries share those of keys and values, whose number divides theirs, in groups.
-        map: The name or the function of a registered map, or a `sm.Map`; `params` are its parameters. One that may be a tensor,
-            such as α of entmax, may be one a head, [heads], or broadcast to [..., L, 1]. A module, `sm.Entmax(…)`, is its map with
+        map: The name or the function of a registered map, or a `sm.Map`; `params` are its parameters, each by its name or by
+            `map_` and its name, as the scale of perturb_max, `map_scale=`, must be. One that may be a tensor, such as α of entmax,
+            may be one a head, [heads], or broadcast to [..., L, 1]. A module, `sm.Entmax(…)`, is its map with
             the temperature and the parameters that it has, which learn.
         softcap: c > 0, a number: scale ⟨q, k⟩ becomes c tanh(scale ⟨q, k⟩/c), which lies between −c and c, as in Gemma 2. What is
             added to scores is added afterwards.
@@ -82,7 +83,8 @@ def attention(
             torch, in FlashAttention (its `causal`, `window_size` and `alibi_slopes`), and in xformers'
             `LowerTriangularFromBottomRightMask`. A query that stands before all keys sees nothing where it is causal.
         return_lse: Also LSE_j(x_ij/τ), the sink included, [..., L], of softmax and elastic_softmax, by which `merge_attention`
-            merges outputs over different keys; −∞ where a query may see nothing.
+            merges outputs over different keys. Where a query may see nothing it is the sink, which is β of elastic_softmax,
+            and −∞ without one.
         return_weights: Also p, [..., L, S], before dropout, in query's dtype.
 
     Returns:

@@ -202,6 +202,14 @@ class Map:
             raise unknown_argument(name or self.name, unknown, known, f"map {self.name!r}")
         return {parameter.name: params.get(parameter.name, parameter.default) for parameter in self.params}
 
+    def named(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """The parameters by their own names, of which each may be called `map_…`, as one must be that `name` has an option of."""
+        own = {parameter.name for parameter in self.params}
+        named = {key if key in own else key.removeprefix("map_"): value for key, value in params.items()}
+        if len(named) < len(params):
+            raise TypeError(f"{name}: a parameter of {self.name} was given twice, got {', '.join(params)}")
+        return named
+
     def __reduce__(self) -> Any:
         if REGISTRY.get(self.name) is not self:
             raise pickle.PicklingError(f"{self.name}: only a registered map can be pickled; call register(map) where it is defined")

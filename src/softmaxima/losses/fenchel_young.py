@@ -43,22 +43,13 @@ def probability_map(name: str, map: AnyMap) -> Map:
     return found
 
 
-def of_map(name: str, map: Map, params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters by the map's own names, without the prefix `map_`."""
-    own = {parameter.name for parameter in map.params}
-    named = {key if key in own else key.removeprefix("map_"): value for key, value in params.items()}
-    if len(named) < len(params):
-        raise TypeError(f"{name}: a parameter of {map.name} was given twice, got {', '.join(params)}")
-    return named
-
-
 def class_params(batch: Batch, map: Map, params: dict[str, Any]) -> dict[str, Any]:
     """The map's parameters, validated against the scores as they came, with the classes last.
 
     Each may be called `map_…`, as one must be whose own name is an option of the loss.
     """
     scores = as_tensor(batch.name, "scores", batch.given)
-    values = check_params(map, map.complete(of_map(batch.name, map, params), batch.name), scores, batch.class_axis, batch.name)
+    values = check_params(map, map.complete(map.named(params, batch.name), batch.name), scores, batch.class_axis, batch.name)
     moved = (moved_last(value, batch.class_axis) for value in values)
     return {parameter.name: value for parameter, value in zip(map.params, moved, strict=True)}
 
@@ -70,7 +61,7 @@ def any_map(*own: str) -> FindMap:
         found = probability_map(name, options["map"])
         left = {key: options[key] for key in own}
         params = {key: value for key, value in options.items() if key != "map" and key not in own}
-        return found, of_map(name, found, params), left
+        return found, found.named(params, name), left
 
     return find
 
@@ -78,7 +69,7 @@ def any_map(*own: str) -> FindMap:
 def with_params(name: str, map: AnyMap, params: dict[str, Any]) -> tuple[Map, dict[str, Any]]:
     """The map, and its parameters with the defaults filled in."""
     found = probability_map(name, map)
-    return found, found.complete(of_map(name, found, params), name)
+    return found, found.complete(found.named(params, name), name)
 
 
 def regularised_map(name: str, map: AnyMap) -> Map:
@@ -116,10 +107,10 @@ class MapLossModule(LossModule):
         name = type(self).__name__
         found = type(self).find(name, map)
         shared = {key: options.pop(key) for key in (*SHARED[1:], *OF_SCORES) if key in options}
-        named = of_map(name, found, options)
+        named = found.named(options, name)
         found.complete(named, name)  # a parameter that the map does not have raises here
         held = {p.name: p.held(name, named[p.name]) for p in found.params if p.name in named}
-        given = {key: held[next(iter(of_map(name, found, {key: None})))] for key in options}
+        given = {key: held[next(iter(found.named({key: None}, name)))] for key in options}
         super().__init__(weight, map=map, **shared, **(own or {}), **given)
 
 
