@@ -164,6 +164,18 @@ def test_all_that_a_model_cannot_take_is_told_at_once(model: Path, run: Callable
     )
 
 
+def test_what_contradicts_the_rows_learnt_from_is_told_with_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,w,z,y\n" + "6 kg,1.5,1,u\n7 kg,2.5,2,v\n" * 6)
+    table = read_table(path)
+    assert table.encoder is not None
+    path.write_text('x;w\n6 g;"1,234"\n7 g;"2,345"\n8 g;0,5\n')
+    with pytest.raises(
+        InputError, match=r"t\.csv: has 3 problems: .*'x' .*has a decimal comma.*'x' is in 'g', not in 'kg'.*column 'z'"
+    ):
+        predict(Model(Classifier(hidden=(), epochs=1).fit(table.features, table.labels), table.encoder, ""), path)
+
+
 # Where in a file ----------------------------------------------------------------------------------------------------------
 
 BEFORE = ("", "\n \n", "sep=,\n", "sep=,\n\n")

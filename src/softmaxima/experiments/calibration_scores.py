@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from softmaxima.core.numbers import InputError, Problems
-from softmaxima.experiments.encoding import Encoder, in_order, where_of_frame, without_point
+from softmaxima.experiments.encoding import Encoder, in_order, respelt, where_of_frame, without_point
 from softmaxima.experiments.reading import NUMBERED, read_frame
 from softmaxima.experiments.suspicions import COPIED_SHARE
 from softmaxima.experiments.tables import check_classes, check_target, names_given, refuse_infinite, target_rows
@@ -109,8 +109,9 @@ def _classes_of(
                 f"{named(map(repr, classes))}; name in --absent what classes no row has, or give each column the name of its class"
             )
     names, own, idle = (without_point(pl.Series(each, dtype=pl.String)).to_list() for each in (columns, classes, absent))
-    if {*own, *idle} <= {"true", "false"}:  # as tables write what Python calls True and False
-        names = [name.lower() if name.lower() in ("true", "false") else name for name in names]
+    others = respelt(pl.Series(names, dtype=pl.String), [name for name in (*own, *idle) if name not in names])
+    if len({*others.values()}) == len(others):  # as true, which Python calls True
+        names = [others.get(name, name) for name in names]
     if unknown := [name for name in idle if name not in names]:
         raise InputError(f"--absent: there is no column {named(map(repr, unknown))}; choose among: {named(map(repr, columns))}")
     if present := [name for name in idle if name in own]:

@@ -123,7 +123,7 @@ class Encoder:
             *((name, as_texts(frame[name]), kept) for name, kept in known.items()),
             *((name, *self._classes_of(frame)) for name in frame.columns if name == self.target),
         ):
-            if others := _respelt(texts, kept):
+            if others := respelt(texts, kept):
                 found = named((f"{text!r} as {other!r}" for text, other in others.items()), 3)
                 lines.append(f"{name!r}: read as another spelling of what was learnt: {found}")
             if name in known and (new := _indices(texts, kept) < 0).any():
@@ -214,7 +214,7 @@ def _nulls(series: pl.Series) -> pl.Series:
 def _indices(texts: pl.Series, known: tuple[str | None, ...]) -> np.ndarray:
     """[rows] float64: where among the known texts each is, or -1; another spelling of a single one is that."""
     places = {text: place for place, text in enumerate(known) if text is not None}
-    places |= {text: places[other] for text, other in _respelt(texts, known).items()}
+    places |= {text: places[other] for text, other in respelt(texts, known).items()}
     found = texts.replace_strict(list(places), list(places.values()), default=-1, return_dtype=pl.Float64)
     missing = known.index(None) if None in known else -1
     return np.where(texts.is_null().to_numpy(), missing, found.fill_null(-1).to_numpy())
@@ -226,7 +226,7 @@ def likeness(text: str) -> str | Decimal:
     return Decimal(bare) if PLAIN.fullmatch(bare) else "".join(text.casefold().split())
 
 
-def _respelt(texts: pl.Series, known: Sequence[str | None]) -> dict[str, str]:
+def respelt(texts: pl.Series, known: Sequence[str | None]) -> dict[str, str]:
     """Texts that are not known → the single known one of their likeness, or of their truth where all known ones are booleans."""
     told = dict.fromkeys(text for text in known if text is not None)
     new = [text for text in texts.drop_nulls().unique(maintain_order=True) if text not in told]
