@@ -233,6 +233,7 @@ def onnx_calls() -> Iterator[tuple[str, Call]]:
         if not map.properties.logarithmic:
             given = {"query": x, "key": x, "value": x, "map": map.name}
             yield f"causal attention by {map.name}", (sm.attention, {**given, "is_causal": True, "sink": 0.5}, {})
+    yield "perturb_max of Student's t", (sm.perturb_max, {"x": x, "noise": ("student_t", 3.0)}, {})
     yield "entmax of α < 1", (sm.entmax, {"x": x, "alpha": 0.5}, {})
     yield "logcumsumexp along 0", (sm.logcumsumexp, {"x": x, "dim": 0}, {})
     yield "causal linear_attention", (sm.linear_attention, {"query": x, "key": x, "value": x, "is_causal": True}, {})

@@ -30,6 +30,11 @@ def logsigmoid(x: Tensor) -> Tensor:
     return x.clamp_max(0.0) - (-x.abs()).exp().log1p()
 
 
+def atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The angle of (x, y); ONNX Runtime has none in float64."""
+    return torch.atan2(y.float(), x.float()).to(x.dtype) if is_exporting_to_onnx() else torch.atan2(y, x)
+
+
 # Of log(erfcx(x)/t) by powers of t = 1/(1 + x/2): Numerical Recipes, §6.2, within 1.2e-7 of erfcx.
 ERFCX = (
     *(-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277),

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from softmaxima.core.onnx import erfcx, expm1, logsigmoid
+from softmaxima.core.onnx import atan2, erfcx, expm1, logsigmoid
 from softmaxima.core.rows import highest
 from softmaxima.core.tracing import is_concrete, is_keeping, sizes
 
@@ -313,7 +313,7 @@ def student_t(order: float) -> Noise:
 
     def at(t: Tensor) -> tuple[Tensor, Tensor]:
         size = t.abs()
-        angle = torch.atan2(torch.full_like(size, root), size)
+        angle = atan2(torch.full_like(size, root), size)
         x = angle.square() * (2 / (math.pi / 2) ** 2) - 1
         b, c = torch.zeros_like(x), torch.zeros_like(x)
         for coefficient in coefficients[:0:-1]:
