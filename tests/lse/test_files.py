@@ -370,12 +370,18 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
     path = tmp_path / "x.csv"
     for content, options, part in (
         ("a,b\n1,2\n3,\n", ("--column=b",), "1 value is missing, in line 3; fill them in"),
+        ("a\n1,5\n2,5\n", (), "line 2 has 2 fields (and 1 more), where the first line has 1; give every row as many, or quote"),
+        ('a,b\n"1,234",2\n', ("--column=a",), "'1,234'; write its decimals after a point and its thousands without commas"),
         ("a,b\n1,2\n3,NA\n1,\n", ("--column=b",), "2 values are missing, the first in line 3"),
         ("1,2\n3,\n", ("--column=f1",), "1 value is missing, in line 2"),
         ("a,cls\n1,a\n", ("--column=cls",), "column 'cls' is not numeric: line 2 holds 'a'; repair it, or name another column"),
         ("a,b\n" + "1,2\n" * 999 + "1,\x01\n", ("--column=b",), "column 'b' is not numeric: line 1001 holds '\\x01'"),
         ("1\nx\n", (), "column 'f0' is not numeric: line 2 holds 'x'; repair it\n"),
-        ("a,b\n1,2\n3\n", ("--column=b",), "line 3 has 1 field, where the first line has 2; give every row as many"),
+        (
+            "a,b\n1,2\n3\n",
+            ("--column=b",),
+            "line 3 has 1 field, where the first line has 2; give every row as many, or quote",
+        ),
         ("a;b\n1;2\n", (), "name one of its columns with --column: 'a', 'b'"),
         ("1\t2\n", ("--column=f2",), "there is no column 'f2'; choose --column among: 'f0', 'f1'"),
         ("1,x\n2,y\n", (), "with --column: '1', 'x'; its first line was taken for the header"),

@@ -377,7 +377,7 @@ def test_all_that_is_wrong_with_a_sum_is_told_at_once(run: Callable, tmp_path: P
     assert run("lse", str(tmp_path / "t.csv"), "--column=a")[2] == (
         f"softmaxima: {tmp_path / 't.csv'}: has 3 problems: (1) column 'a' is not numeric: line 3 holds 'x' (and 1 more); repair "
         "it, or name another column; (2) 1 value is missing, in line 5; fill them in, or remove those rows; (3) line 4 has 1 "
-        "field, where the first line has 2; give every row as many\n"
+        "field, where the first line has 2; give every row as many, or quote what holds ','\n"
     )
     code, _, err = run("lse", str(tmp_path / "t.csv"), str(tmp_path / "x.npy"), "--column=c")
     assert "2 problems: (1)" in err

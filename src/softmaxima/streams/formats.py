@@ -889,11 +889,13 @@ class _Table:
         """Raise InputError where anything is wrong."""
         problems, other = Problems(), ", or name another column" if self.width > 1 else ""
         if lines := wrong["no number"]:
-            problems.append(f"column {self.column!r} is not numeric: {_first_of(lines)}; repair it{other}")
+            repair = "write its decimals after a point and its thousands without commas" if "," in lines[0] else "repair it"
+            problems.append(f"column {self.column!r} is not numeric: {_first_of(lines)}; {repair}{other}")
         if lines := wrong["missing"]:
             problems.append(f"{_missing(len(lines), lines[0])}; fill them in, or remove those rows")
         if lines := wrong["no row"]:
-            problems.append(f"{_first_of(lines)}, where the first line has {self.width}; give every row as many")
+            repair = f"give every row as many, or quote what holds {self.separator!r}"
+            problems.append(f"{_first_of(lines)}, where the first line has {self.width}; {repair}")
         if problems:
             problems.fail(of=f"{self.name}: ")
 
