@@ -346,6 +346,17 @@ def test_onnx_has_any_sizes(name: str, dynamo: bool):
         assert_found_by_onnx(name, model, module, given)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_has_heads_of_any_sizes():
+    module = Called(sm.MultiheadAttention(6, 2, batch_first=True, map="entmax15").eval(), lambda module, x: module(x, x, x)[0])
+    file, axes = io.BytesIO(), {"x": {0: "batch", 1: "length"}}
+    torch.onnx.export(module, (torch.zeros(2, 3, 6),), file, dynamo=False, input_names=["x"], dynamic_axes=axes)
+    session = pytest.importorskip("onnxruntime").InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    for sizes in ((1, 1), (3, 9)):
+        x = normal(*sizes, 6, dtype=torch.float32)
+        torch.testing.assert_close(torch.as_tensor(session.run(None, {"x": x.numpy()})[0]), module(x).detach())
+
+
 # Modules ------------------------------------------------------------------------------------------------------------------------
 
 

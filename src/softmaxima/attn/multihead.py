@@ -162,7 +162,7 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
             k, v = (torch.cat((x, b.expand(x.shape[0], 1, -1)), 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
         if self.add_zero_attn:
             k, v = (torch.cat((x, x.new_zeros(x.shape[0], 1, x.shape[-1])), 1) for x in (k, v))
-        q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.reshape(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2) for x in (q, k, v))
         return q, k, v
 
     def _masks(

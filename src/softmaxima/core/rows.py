@@ -22,7 +22,7 @@ def row_maximum(z: Tensor) -> Tensor:
 
 def row_length(x: Tensor) -> int | Tensor:
     """n of x [..., n]; as a tensor [..., 1] in float64 where what is recorded will run with another n."""
-    return torch.ones_like(x, dtype=torch.float64).sum(-1, keepdim=True) if is_keeping() else x.shape[-1]
+    return ((x == x) | x.isnan()).double().sum(-1, keepdim=True) if is_keeping() else x.shape[-1]
 
 
 def highest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -128,7 +128,7 @@ def _unrolled(z: Tensor, beta: float | Tensor) -> Tensor:
 def _by_sorting(x: Tensor, beta: Any) -> Tensor:
     """relu(βx − λ)^{1/β} for β = 1 or ½, where λ is in closed form once the support is known."""
     ordered = (beta * x).clamp_min(-2.0).sort(dim=-1, descending=True).values  # no score so low is in the support
-    k = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    k = (ordered <= 0).to(x.dtype).cumsum(-1)  # by no size, which torch's exporter takes for a constant after unflatten
     mean = ordered.cumsum(-1) / k
     # Σ (z − λ) = 1, or Σ (z − λ)² = 1
     spread = (ordered.square().cumsum(-1) / k - mean.square()).clamp_min(0.0)
