@@ -174,7 +174,7 @@ struct ByIndex {
         bool has_most = false;
         add(w, means, [=, &has_most](int64_t score) __attribute__((always_inline)) {
             const double share = double(widen(own_p[score])), product = share * double(widen(own_g[score]));
-            has_most |= share > HALF_P;
+            has_most |= share > MOST_P;
             return share == 0 ? 0.0 : product;
         });
         T* to = out + first_score(w);
@@ -193,7 +193,7 @@ struct ByIndex {
         if (!moved || !rests) return false;
         const auto other = [=](int64_t score) __attribute__((always_inline)) {
             const double share = double(widen(own_p[score]));
-            return share > HALF_P ? 0.0 : share;
+            return share > MOST_P ? 0.0 : share;
         };
         add(w, rests, other);
         add(w, moved, [=](int64_t score) __attribute__((always_inline)) {
@@ -203,7 +203,7 @@ struct ByIndex {
         T* to = out + first_score(w);
         each(w, [&](int64_t score, int64_t row) __attribute__((always_inline)) {
             const double share = double(widen(own_p[score])), upstream = double(widen(own_g[score]));
-            const double slope = share > HALF_P ? (rests[row] == 0 ? 0.0 : rests[row] * upstream) - moved[row] : upstream - means[row];
+            const double slope = share > MOST_P ? (rests[row] == 0 ? 0.0 : rests[row] * upstream) - moved[row] : upstream - means[row];
             put_any(share == 0 ? 0.0 : share * slope * scales[row], to[score]);
         });
         return true;

@@ -260,7 +260,7 @@ void pull_label(const Row<T>& row, const Weight& weigh, const T* p, const Upstre
     }
     const double mean = total == 0 ? 0.0 : double(own) * double(upstream) / total;
     if (!(std::fabs(mean) < MODERATE_MEAN<C>)) return pull_any<Weight, reads>(row, p, g);
-    const double of_label = double(own) > double(weigh(HALF_P)) ? of_most<Weight, reads>(row, p, g).value : double(own) * ((double(upstream) - mean));
+    const double of_label = double(own) > double(weigh(MOST_P)) ? of_most<Weight, reads>(row, p, g).value : double(own) * ((double(upstream) - mean));
     const C center = C(mean), lost = C(mean - double(center));
     T* out = row.out;
     with_scale<C>(row.scale, [&](auto scale) {
@@ -321,7 +321,7 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
             return true;
         }
         MostEntry<Weight, reads> most;
-        if (sums.has_above(weigh(C(HALF_P)))) most = of_most<Weight, reads>(row, p, g);
+        if (sums.has_above(weigh(C(MOST_P)))) most = of_most<Weight, reads>(row, p, g);
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C* values = widened(p + i, length, p_block);
@@ -357,7 +357,7 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
     });
 }
 
-constexpr double LOG_HALF_P = -0.69314718055994531;
+constexpr double LOG_MOST_P = -0.28768207245178093;
 
 // The same of log_softmax.
 struct MostOfLog {
@@ -368,7 +368,7 @@ struct MostOfLog {
     static MostOfLog of(const Row<T>& row, const L& log_p, const Slope& slope) {
         MostOfLog most;
         for (int64_t i = 0; i < row.n; ++i)
-            if (log_p(i) > LOG_HALF_P) most.k = i;
+            if (log_p(i) > LOG_MOST_P) most.k = i;
         if (most.k < 0) return most;
         double others = 0;
         for (int64_t i = 0; i < row.n; ++i) others += i == most.k || log_p(i) == NOTHING ? 0.0 : slope(i);
@@ -443,7 +443,7 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
             return true;
         }
         const C total = C(sum);
-        const MostOfLog most = largest > C(LOG_HALF_P) ? most_of_log(row, log_p, g) : MostOfLog{};
+        const MostOfLog most = largest > C(LOG_MOST_P) ? most_of_log(row, log_p, g) : MostOfLog{};
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C *values = widened(log_p + i, length, l_block), *upstream = g.read(i, length, g_block);
@@ -554,7 +554,7 @@ bool softmax_backward(const SoftmaximaBackward* call, T* type) {
     const auto most = [](const Row<C>& row, const C* p, const C* g) __attribute__((noinline)) {
         return MostEntry<Probability, reads>{row, [=](int64_t i) { return double(p[i]); }, [=](int64_t i) { return double(g[i]); }};
     };
-    return pull_short_rows<C>(call, 0.4, C(HALF_P), product, pulled, most, general);
+    return pull_short_rows<C>(call, 0.4, C(MOST_P), product, pulled, most, general);
 }
 
 template <class T>
@@ -570,7 +570,7 @@ bool log_softmax_pull(const SoftmaximaBackward* call, T* type) {
     const auto most = [](const Row<C>& row, const C* log_p, const C* g) __attribute__((noinline)) {
         return MostOfLog::of(row, [=](int64_t i) { return double(log_p[i]); }, [=](int64_t i) { return double(g[i]); });
     };
-    return pull_short_rows<C>(call, 1.0, C(LOG_HALF_P), allowed, pulled, most, general);
+    return pull_short_rows<C>(call, 1.0, C(LOG_MOST_P), allowed, pulled, most, general);
 }
 
 template <class Weight, Reads reads = Reads::nothing>

@@ -63,6 +63,9 @@ struct Target {
 
     double u(int64_t c) const { return weighted() ? y(c) * class_weight[c] : y(c); }
 
+    // What u leaves of a sum U for the other classes.
+    double rest(int64_t c, int64_t n, double sum) const { return !soft && c == label && !weighted() ? spread * double(n - 1) : sum - u(c); }
+
     bool weighted() const { return class_weight && !fenchel; }
 
     bool one_hot() const { return !soft && smoothing == 0; }
@@ -160,9 +163,9 @@ Account account(const Row<T>& row, const Target<T>& target, double top, const Re
     return sums;
 }
 
-// value, and out = weight p − factor u.
+// value, and out = weight p − factor u, of which weight = factor (U + more).
 struct Share {
-    double value, weight, factor;
+    double value, weight, factor, mass, more;
 };
 
 // Whether the conjugate is log Σ exp, and whether what a distribution lacks of 1 has a score of its own there.
@@ -208,16 +211,16 @@ Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& t
         const double rounding = std::fabs(1 - sums.total) + 0x1p-40;
         if (value >= -rounding * (1 + std::fabs(conjugate) + std::fabs(regulariser) + sums.distance)) value = 0;
     }
-    double mass_of_p = mass;
+    double more = 0;
     if (call->square != 0) {
         const double whole = conjugate + (top == NOTHING ? 0.0 : top);  // V(x)
         value += mass * call->square * whole * whole;
-        mass_of_p += mass * 2 * call->square * whole;
+        more = mass * 2 * call->square * whole;
     }
     value = sums.weight == 0 && value == value ? 0.0 : sums.weight * value;
     if (sums.impossible && sums.weight != 0) value = conjugate == conjugate ? infinity : conjugate;
     const double factor = sums.weight * call->scale;
-    return {value, factor * mass_of_p, factor};
+    return {value, factor * (mass + more), factor, mass, more};
 }
 
 // The values of share_of for rows of labels that have all of the target, without weights.
@@ -245,13 +248,10 @@ double own(const Row<T>& row, const Target<T>& target, int64_t c, double factor)
     return x > NOTHING || x != x ? factor * target.u(c) : 0.0;
 }
 
-// A p above this is most of its row; of two that share it both are ½, or above by a rounding.
-constexpr double MOST = 0.75;
-
 // weight p − taken, of a p near 1 by what it lacks of that: where its digits are few for C, what all others are, weight p(c) of each.
 template <class C, class Each>
 double less(double weight, Likelihood own, double taken, int64_t label, int64_t n, bool is_known, const Each& each) {
-    if (!(own.p > MOST)) return weight * own.p - taken;
+    if (!(own.p > MOST_P)) return weight * own.p - taken;
     double lack = weight * own.rest;
     if (!is_known && own.rest < (sizeof(C) < sizeof(double) ? 0x1p-20 : 0.5)) {
         lack = 0;
@@ -260,11 +260,17 @@ double less(double weight, Likelihood own, double taken, int64_t label, int64_t 
     return (weight - taken) - lack;
 }
 
+// The same of a target of several classes, whose others have what it leaves.
+template <class T>
+double less_than_most(const Share& share, const Row<T>& row, const Target<T>& target, int64_t most, double lack) {
+    return share.factor * (target.rest(most, row.n, share.mass) + share.more) - lack;
+}
+
 // What is most of a row of weight · p, or none.
 template <class C>
 int64_t most_of(const C* p, int64_t n, double weight) {
     for (int64_t c = 0; c < n; c += LOOK)
-        if (const uint64_t found = above(p + c, minimum(LOOK, n - c), C(MOST * weight))) return c + __builtin_ctzll(found);
+        if (const uint64_t found = above(p + c, minimum(LOOK, n - c), C(MOST_P * weight))) return c + __builtin_ctzll(found);
     return -1;
 }
 
@@ -322,7 +328,7 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
     }
     if (most >= 0 && row.score(most) > NOTHING) {
         const double lack = knows_lack<Kernel> ? share.weight * kernel.likelihood(row, most, part).rest : others;
-        narrow((share.weight - own(row, target, most, share.factor)) - lack, row.out[most]);
+        narrow(less_than_most(share, row, target, most, lack), row.out[most]);
     }
     return true;
 }
@@ -464,6 +470,7 @@ bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
         const int64_t width = group.width();
         const auto at = [=](int64_t c, int64_t j) -> C& { return *Group::at(out, step, c, j); };
         const int64_t* labels = call->labels ? call->labels + index : nullptr;
+        Share shares[WIDTH] = {};
         double values[WIDTH], weight[WIDTH] = {}, factor[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH], lack[WIDTH];
         C scores[WIDTH] = {};
         for (int64_t j = 0; one_hot && j < width; ++j) scores[j] = group.score(labels[j] < 0 ? 0 : labels[j], j);
@@ -484,6 +491,7 @@ bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
                 Target<T> target = target_at(row);
                 if (one_hot) target.score = scores[j];
                 const Share share = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, double(group.top[j]), kernel.conjugate[j]);
+                shares[j] = share;
                 values[j] = share.value;
                 weight[j] = share.weight;
                 factor[j] = share.factor;
@@ -513,7 +521,7 @@ bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
                 const Target<T> target = target_at(row);
                 for (int64_t c = 0; c < row.n; ++c) {
                     const double p = double(at(c, j));
-                    (p > MOST * weight[j]) ? void(most[j] = c) : void(others[j] += p);
+                    (p > MOST_P * weight[j]) ? void(most[j] = c) : void(others[j] += p);
                     at(c, j) = C(double(at(c, j)) - own(row, target, c, factor[j]));
                 }
             }
@@ -525,7 +533,7 @@ bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
             if (most[j] < 0) continue;
             const Row<T> row = row_at(j);
             const double lacks = is_exponential<Kernel> ? weight[j] * lack[j] : others[j];
-            if (row.score(most[j]) > NOTHING) at(most[j], j) = C((weight[j] - own(row, target_at(row), most[j], factor[j])) - lacks);
+            if (row.score(most[j]) > NOTHING) at(most[j], j) = C(less_than_most(shares[j], row, target_at(row), most[j], lacks));
         }
         return true;
     };

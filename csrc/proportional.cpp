@@ -375,7 +375,7 @@ struct Proportional {
             const int64_t length = minimum(STEP, row.n - i);
             const W* f = read(i, length);
             const W largest = highest(f, length);
-            if (double(largest) > HALF_P * whole) most = i + (std::find(f, f + length, largest) - f);
+            if (double(largest) > MOST_P * whole) most = i + (std::find(f, f + length, largest) - f);
             const C* upstream = g.read(i, length, upstream_buffer);
             double part = 0;
             if constexpr (any) {

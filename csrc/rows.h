@@ -429,7 +429,8 @@ inline void put_any(double product, T& to) {
     std::isinf(product) ? narrow(product, to) : put(product, to);
 }
 
-constexpr double HALF_P = 0.5;  // a p above this is most of its row
+// A p above this is most of its row; of two that share it both are ½, or above by a rounding.
+constexpr double MOST_P = 0.75;
 
 // Where a p_k is that: k, and Σ w (g_k − g) over the row, which g_k Σ w − Σ w g has not the digits of.
 struct Most {
@@ -441,7 +442,7 @@ struct Most {
     static Most of(int64_t n, const P& p, const W& w, const G& g) {
         Most most;
         for (int64_t i = 0; i < n; ++i)
-            if (p(i) > HALF_P) most.k = i;
+            if (p(i) > MOST_P) most.k = i;
         if (most.k < 0) return most;
         const double upstream = g(most.k);
         most.total = w(most.k);

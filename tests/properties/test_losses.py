@@ -637,6 +637,34 @@ def test_losses_of_angles_are_right_for_vectors_of_any_length_and_at_any_angle(n
             assert all(v.isfinite().all() for v in torch.autograd.grad(slopes[0].sum(), (features, own)))
 
 
+@pytest.mark.parametrize("near", [1.0, -1.0])
+@pytest.mark.parametrize("angle", [1e-1, 1e-3, 1e-5])
+def test_arcface_has_its_digits_at_small_and_at_flat_angles(near: float, angle: float):
+    """Against the definition by θ, whose derivative by it is that of the features' direction."""
+    margin, scale, length = 0.35, 30.0, 1.7
+    theta = torch.tensor(angle if near > 0 else math.pi - angle, dtype=torch.float64, requires_grad=True)
+    vectors = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+    of_other = (theta - math.atan2(0.8, 0.6)).cos()
+    moved = theta + margin
+    psi = moved.cos() if float(moved.detach()) <= math.pi else -2 - moved.cos()
+    expected = F.cross_entropy(scale * torch.stack((psi, of_other)).unsqueeze(0), torch.tensor([0]))
+    (by_angle,) = torch.autograd.grad(expected, theta)
+    small = math.sin(angle)
+    direction = torch.tensor([near * math.cos(angle), small], dtype=torch.float64)
+    across = torch.tensor([-small, near * math.cos(angle)], dtype=torch.float64)
+    features = (length * direction).requires_grad_()
+    value = sm.arcface(features.unsqueeze(0), torch.tensor([0]), vectors, margin=margin, scale=scale)
+    (slope,) = torch.autograd.grad(value, features)
+    torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(slope, across * by_angle / length, rtol=1e-13 / angle, atol=1e-13)
+    slopes = []
+    for dtype in (torch.float32, torch.float64):
+        x, w = features.detach().float().to(dtype).requires_grad_(), vectors.float().to(dtype)
+        loss = sm.arcface(x.unsqueeze(0), torch.tensor([0]), w, margin=margin, scale=scale)
+        slopes.append(torch.autograd.grad(loss, x)[0].double())
+    torch.testing.assert_close(*slopes, rtol=2e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["am_softmax_loss", "cosface", "arcface"])
 def test_the_slope_at_a_cosine_of_one_is_a_number_of_its_dtype(name: str, dtype: torch.dtype):
     for classes in (3, 700):
@@ -725,3 +753,18 @@ def test_loss_parameters_may_be_learnt():
     module(normal(4, 5, dtype=torch.float32), labels((4,))).backward()
     assert module.alpha.grad is not None
     assert list(module.state_dict()) == ["alpha"]
+
+
+@pytest.mark.parametrize("classes", [3, 700])
+def test_a_little_smoothing_has_all_of_its_digits(loss: LossCase, classes: int):
+    if loss.loss.map in (None, "fusedmax", "oscarmax", "perturb_max"):  # the last have no kernel of losses, and round y
+        return
+    smoothing, x = 1e-9, torch.zeros(1, classes, dtype=torch.float64)
+    x[0, 1] = 1e6  # p_t is 1
+    y = torch.full_like(x, -smoothing / classes)
+    y[0, 1] = smoothing / classes * (classes - 1)
+    target, shared = torch.tensor([1]), {"label_smoothing": smoothing, "reduction": "sum"}
+    for own in ({}, {"weight": torch.ones(classes, dtype=torch.float64)}):
+        z = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(z, target, **own, **shared), z)
+        torch.testing.assert_close(slope, y, rtol=1e-14 if not own else 1e-7, atol=0)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from softmaxima.core.rows import normalise_exp
+from softmaxima.core.rows import MOST_P, normalise_exp
 from softmaxima.core.temperature import over
 
 
@@ -101,7 +101,7 @@ class DiagonalAndProduct(Form):
 
     def _sums(self, weights: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         shares, products = self.shares(), product(weights, g)
-        most = shares > 0.5
+        most = shares > MOST_P
         of = (products, products.masked_fill(most, 0.0), shares.masked_fill(most, 0.0))
         return tuple(v.sum(-1, keepdim=True) for v in of)
 
@@ -110,7 +110,7 @@ class DiagonalAndProduct(Form):
         shares = self.shares()
         rest = rest + self.missing if self.lack is None else self.lack
         of_most = product(self.s * rest, g) - product(moves, others)
-        return torch.where(shares > 0.5, of_most, product(self.s, g) - product(moves, whole))
+        return torch.where(shares > MOST_P, of_most, product(self.s, g) - product(moves, whole))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from softmaxima.core.tracing import is_keeping, sizes
 
+MOST_P = 0.75  # a p above it is most of its row; of two that share it both are ½, or above by a rounding
 PIECE = 64  # scores of which one is the largest
 
 

@@ -63,7 +63,9 @@ def margin_softmax_loss(
         loss: as for `linear_loss`, of the scores s·cos θ.
         The others, errors: as for `linear_loss`. log_prob and entropy are those without the margin.
 
-    The gradient is the true one, finite also at cosines of ±1. Cost and memory: as of `linear_loss`.
+    The gradient is the true one, finite also at cosines of ±1. Of an angle θ next to 0 or π it has the digits that a cosine has,
+    with a relative error of some ε/θ² (0.6 % at 0.003 in float32); `sm.arcface` of features has all.
+    Cost and memory: as of `linear_loss`.
 
     Sources: Wang et al. (2018), arXiv:1801.05599 and arXiv:1801.09414; Deng et al. (2019), arXiv:1801.07698; Deng et al. (2020),
     "Sub-center ArcFace", ECCV.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import (
     Array,
     as_scores,
+    as_tensor,
     check_device,
     check_per_row,
     like_input,
@@ -26,7 +27,7 @@ from softmaxima.core.arguments import (
     moved_last,
     scale_domain,
 )
-from softmaxima.core.cosines import cosines
+from softmaxima.core.cosines import cosines, unit
 from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import check_number
@@ -57,15 +58,16 @@ def additive_cosine(cosine: Tensor, margin: Tensor) -> Tensor:
     return cosine - margin
 
 
-def additive_angle(cosine: Tensor, margin: Tensor, eps: float) -> Tensor:
-    """cos(arccos(c) + m), decreasing for every angle.
+def additive_angle(cosine: Tensor, margin: Tensor, eps: float, sine: Tensor | None = None) -> Tensor:
+    """cos(arccos(c) + m), decreasing for every angle; `sine` is that of the angle, where more is known of it than c.
 
     Its derivative grows without bound towards |c| = 1; at ±1 it is that of the nearest cosine inside, whose sine is √eps.
     """
     cosine = cosine.clamp(-1.0, 1.0)
-    squared_sine = (1 - cosine) * (1 + cosine)
-    pad = torch.where(squared_sine > 0, 0.0, eps)
-    sine = (squared_sine + pad).sqrt() - pad.sqrt()
+    if sine is None:
+        squared_sine = (1 - cosine) * (1 + cosine)
+        pad = torch.where(squared_sine > 0, 0.0, eps)
+        sine = (squared_sine + pad).sqrt() - pad.sqrt()
     cos_margin, sin_margin = margin.cos(), margin.sin()
     moved = cosine * cos_margin - sine * sin_margin
     return torch.where(cosine >= -cos_margin, moved, -2 - moved)  # θ ≤ π − m iff cos θ ≥ −cos m
@@ -98,6 +100,9 @@ def margin_loss(
     if of_features:
         vectors = check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), scores)
         x = _cosines(name, scores, vectors)
+        with_margin = _with_target_angle(x, scores, vectors, as_tensor(name, "target", target), margin) if angular else None
+        if with_margin is not None:
+            x, angular, margin = with_margin, False, 0.0
     own = _margin(name, x, given, angular=angular, margin=margin, what=what, of_features=of_features)
     numbers = None if isinstance(own.scale, Tensor) else ()
     value = reduced(name, SOFTMAX, numbers, evaluation, {"own": own}, x, *shared, margin=own)
@@ -149,6 +154,27 @@ def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
             f"{tuple(features.shape)}, got {tuple(vectors.shape)}"
         )
     return moved_back(cosines(moved_last(features, axis), vectors), axis)
+
+
+def _with_target_angle(x: Tensor, features: Tensor, vectors: Tensor, target: Tensor, margin: float) -> Tensor | None:
+    """The cosines x, those of labels with their margin, by the vectors' sum and difference; None where the target is not labels.
+
+    Of an angle near 0 or π a cosine has few digits.
+    """
+    axis = min(1, features.ndim - 1)
+    rows = moved_last(features, axis)
+    if target.is_floating_point() or target.device != x.device or target.shape != rows.shape[:-1]:
+        return None
+    labels = target.long().clamp(0, x.shape[axis] - 1)
+    u, v = unit(rows.double()), unit(vectors[labels].double())
+    moved = additive_angle((u * v).sum(-1), u.new_full((), margin), 0.0, _length(u - v) * _length(u + v) / 2)
+    return x.scatter(axis, labels.unsqueeze(axis), moved.unsqueeze(axis).to(x.dtype))
+
+
+def _length(x: Tensor) -> Tensor:
+    """‖x‖ along the last axis, with no slope at 0."""
+    nothing = (x.detach() == 0).all(-1)
+    return torch.linalg.vector_norm(x.masked_fill(nothing.unsqueeze(-1), 1.0), dim=-1).masked_fill(nothing, 0.0)
 
 
 def _cosines_of_dtensors(name: str, features: Any, vectors: Any) -> Any:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from softmaxima.kernels.triton import softmax
 from softmaxima.kernels.triton.loss import Loss, shannon
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, inverse, log1p, over, row_max
+from softmaxima.kernels.triton.rows import INFINITY, MOST_P, RowFunctions, add, exp, gap, inverse, log1p, over, row_max
 from softmaxima.kernels.triton.softmax import ATTENTION as ATTENTION
 from softmaxima.kernels.triton.softmax import begin, begin_backward, less_the_mean, merge
 
@@ -33,9 +33,9 @@ FORWARD = RowFunctions(begin, merge, finish)
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    is_most = p > 0.5
+    is_most = p > MOST_P
     most, top = row_max(tl.where(is_most, p, 0.0)), row_max(tl.where(is_most, x, -INFINITY))
-    missing = tl.where(most > 0.5, most.to(tl.float64) * sink(top, theta[0], tau, TEMPERED), 0.0)
+    missing = tl.where(most > MOST_P, most.to(tl.float64) * sink(top, theta[0], tau, TEMPERED), 0.0)
     return less_the_mean(p, p, g, a, b, c, (d.to(tl.float64) + missing).to(p.dtype))
 
 

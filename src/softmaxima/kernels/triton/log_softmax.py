@@ -10,6 +10,7 @@ import triton.language as tl
 
 from softmaxima.kernels.triton.rows import (
     INFINITY,
+    MOST_P,
     SHRINK_FLOAT32,
     SHRINK_FLOAT64,
     RowFunctions,
@@ -38,7 +39,7 @@ def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
     """(Σ g of moderate g, of large ones, the first without a p that is most of its row); p is log p."""
     share = exp(p)
     total, large = weighed(tl.where(p == -INFINITY, 0.0, 1.0).to(p.dtype), g)
-    of_others, _ = weighed(tl.where((p == -INFINITY) | (share > 0.5), 0.0, 1.0).to(p.dtype), g)
+    of_others, _ = weighed(tl.where((p == -INFINITY) | (share > MOST_P), 0.0, 1.0).to(p.dtype), g)
     return total, large, of_others, tl.zeros_like(total)
 
 
@@ -50,7 +51,7 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
     shrunk = (g * shrink - tl.where(share == 0.0, 0.0, share * (a * shrink + b))) * (1.0 / shrink)
     largest = row_max(tl.where(p < 0.0, p, -INFINITY))  # behind the row p is 0
     rest = tl.where(p == 0.0, 0.0, (-expm1(largest.to(tl.float64))).to(g.dtype))
-    plain = tl.where(share > 0.5, tl.where(rest == 0.0, 0.0, g * rest) - share * c, plain)
+    plain = tl.where(share > MOST_P, tl.where(rest == 0.0, 0.0, g * rest) - share * c, plain)
     return tl.where(p == -INFINITY, 0.0, tl.where(b == 0.0, plain, shrunk))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from softmaxima.kernels.native import in_memory
 from softmaxima.kernels.triton.rows import (
     INFINITY,
+    MOST_P,
     RowFunctions,
     Rows,
     bits,
@@ -197,16 +198,16 @@ def store_gradient(rows, target, results, formula, p, x, v, label, row, column, 
     if formula.FENCHEL or target.weights is None:
         scale = narrowed(factor, None, False, p.dtype).to(p.dtype)
         gradient = scale * (mass.to(p.dtype) * p - y)
-        if formula.IS_LOG:  # a p above ½ is that of the largest score, e^{−v}
+        if formula.IS_LOG:  # a p that is most of its row is that of the largest score, e^{−v}
             of_most = (mass - y.to(tl.float64)) - mass * (-expm1(-v))
-            gradient = tl.where(p > 0.5, scale * of_most.to(p.dtype), gradient)
+            gradient = tl.where(p > MOST_P, scale * of_most.to(p.dtype), gradient)
     else:  # the weights of classes may be beyond float32, and their products with the factor are not
         of_class = narrowed(factor * factors(rows, target, column), None, False, p.dtype).to(p.dtype)
         gradient = narrowed(factor * mass, None, False, p.dtype).to(p.dtype) * p - y * of_class
         if formula.IS_LOG:
             taken = factor * factors(rows, target, column) * y.to(tl.float64)
             of_most = (factor * mass - taken) - factor * mass * (-expm1(-v))
-            gradient = tl.where(p > 0.5, narrowed(of_most, None, False, p.dtype).to(p.dtype), gradient)
+            gradient = tl.where(p > MOST_P, narrowed(of_most, None, False, p.dtype).to(p.dtype), gradient)
     gradient = tl.where(label < 0, 0.0, gradient)
     tl.store(results.out + row * rows.n + column, gradient.to(results.out.dtype.element_ty), mask=inside)
 

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softmaxima.core import rows as of_rows
 from softmaxima.kernels.native import Layout, Theta, computed_in, in_memory, mask_blocks, one_stride
 
 ON_CHIP = 1 << 15  # numbers of 4 bytes for a row that stay in registers
@@ -32,6 +33,7 @@ EACH, EACH_OF_STEPS = 16, 32  # of these a thread; more where steps add up a row
 GROUP = 1 << 28  # bytes of long rows that are worked on at a time, beside which as much is held; launches are few
 TRITON_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 INFINITY = tl.constexpr(float("inf"))
+MOST_P = tl.constexpr(of_rows.MOST_P)
 LARGEST_FLOAT64 = tl.constexpr(torch.finfo(torch.float64).max)
 LARGEST_FLOAT32 = tl.constexpr(torch.finfo(torch.float32).max)
 LARGEST_BFLOAT16 = tl.constexpr(torch.finfo(torch.bfloat16).max)

@@ -13,6 +13,7 @@ from softmaxima.kernels.triton.loss import Loss, shannon
 from softmaxima.kernels.triton.rows import (
     INFINITY,
     LOG2_E,
+    MOST_P,
     RowFunctions,
     add,
     exp,
@@ -74,7 +75,7 @@ LOSS = Loss(FORWARD, conjugate, shannon, is_log=True)
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
     """(⟨p, g⟩ of moderate g, of large ones, the first without a p that is most of its row, Σp without it)."""
     dot, large = weighed(p, g)
-    others = tl.where(p > 0.5, 0.0, p)
+    others = tl.where(p > MOST_P, 0.0, p)
     of_others, _ = weighed(others, g)
     return dot, large, of_others, row_sum(others)
 
@@ -84,7 +85,7 @@ def less_the_mean(s, p, g, a, b, of_others, rest):
     """s (g − ⟨p, g⟩), of a p that is most of its row by the others: s ((1 − p) g − Σ of the others p g)."""
     value = pulled(s, g, a, b, tl.full(a.shape, 1.0, a.dtype))
     of_most = tl.where(s == 0.0, 0.0, s * (tl.where(rest == 0.0, 0.0, g * rest) - of_others))
-    return tl.where((p > 0.5) & (b == 0.0), of_most, value)
+    return tl.where((p > MOST_P) & (b == 0.0), of_most, value)
 
 
 @triton.jit
