@@ -39,11 +39,9 @@ tensor([[0.8307, 0.1693]])
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
@@ -56,10 +54,9 @@ from softmaxima.core.contract import Map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.numbers import check_axis, check_choice, check_count, check_int
 from softmaxima.core.public import listing, public
-from softmaxima.core.tracing import is_traced
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.budget_sparsemax import BUDGET_SPARSEMAX
-from softmaxima.maps.entmax import ENTMAX_OF_ANY_ORDER
+from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.normmax import NORMMAX
 
 __all__ = [
@@ -97,19 +94,9 @@ __version__ = "1.3"  # whose interface this is
 activations = root_finding = losses = sys.modules[__name__]
 
 
-ENTMAX_BISECT = dataclasses.replace(ENTMAX_OF_ANY_ORDER, name="entmax_bisect")
-
-
 def _check_count(name: str, what: str, count: Any) -> None:
     if count is not None:
         check_count(name, what, count)
-
-
-def _may_be_below_one(alpha: Any) -> bool:
-    """Whether to solve for every α > 0; traced values cannot be read, and could be any."""
-    if isinstance(alpha, Tensor):
-        return is_traced(alpha) or bool((alpha < 1).any())
-    return isinstance(alpha, Real) and alpha < 1
 
 
 def _in_float64(name: str, map: Map, X: Any, dim: int, **params: Any) -> Any:
@@ -176,8 +163,6 @@ def entmax_bisect(
     tensor([[0.7622, 0.2328, 0.0050]])
     """
     _check_count("entmax_bisect", "n_iter", n_iter)
-    if _may_be_below_one(alpha):
-        return ENTMAX_BISECT(X, dim, alpha=alpha)
     return _maps.entmax(X, dim=dim, alpha=alpha)
 
 
@@ -320,8 +305,6 @@ def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor = 1.5, n
 
 def _entmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor, n_iter: int | None, **options: Any) -> Tensor:
     _check_count("entmax_bisect_loss", "n_iter", n_iter)
-    if _may_be_below_one(alpha):
-        return _losses.fenchel_young_loss(X, target, map=ENTMAX_BISECT, alpha=alpha, **options)
     return _losses.entmax_loss(X, target, alpha=alpha, **options)
 
 
@@ -435,7 +418,7 @@ class EntmaxBisect(_MapModule):
     """
 
     function = entmax_bisect
-    map = ENTMAX_BISECT
+    map = ENTMAX
 
     def __init__(self, alpha: float | Tensor = 1.5, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__(alpha=alpha, dim=dim, n_iter=n_iter)
@@ -550,7 +533,7 @@ class EntmaxBisectLoss(_LossModule):
     """
 
     function = _entmax_bisect_loss
-    map = ENTMAX_BISECT
+    map = ENTMAX
 
     def __init__(
         self,

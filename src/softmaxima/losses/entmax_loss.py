@@ -13,7 +13,7 @@ from softmaxima.core.public import public
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
-from softmaxima.maps.entmax import ENTMAX, ENTMAX_OF_ANY_ORDER, entmax_of
+from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.entmax15 import ENTMAX15
 
 
@@ -46,7 +46,7 @@ def entmax_loss(
     tensor(0.)
     """
     shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
-    return fenchel_young("entmax_loss", entmax_of(alpha), {"alpha": alpha}, *shared)
+    return fenchel_young("entmax_loss", ENTMAX, {"alpha": alpha}, *shared)
 
 
 @public
@@ -61,7 +61,7 @@ class EntmaxLoss(LossModule):
     function = entmax_loss
 
     def __init__(self, alpha: float | Tensor | nn.Module = 1.5, weight: Tensor | None = None, **options: Any) -> None:
-        (parameter,) = ENTMAX_OF_ANY_ORDER.params
+        (parameter,) = ENTMAX.params
         super().__init__(weight, alpha=parameter.held(type(self).__name__, alpha), **options)
 
 

@@ -11,16 +11,14 @@ pass the root. With g = 1 − F^β and its slope s, each step has g′/g + s′/
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
 from softmaxima.core.rows import row_maximum, total
 from softmaxima.core.series import expm1_ratio
-from softmaxima.core.tracing import is_exporting_to_onnx
+from softmaxima.core.tracing import is_eager
 
-STEPS = 40  # where their number cannot depend on the data
+STEPS = 16  # of which 11 are taken at the most, also at α next to 0 and to 1, of 10⁵ scores, and of those of 10³⁰
 
 
 def literal_rows(x: Tensor, beta: Tensor) -> Tensor:
@@ -37,15 +35,15 @@ def literal_rows(x: Tensor, beta: Tensor) -> Tensor:
 def dense_rows(z: Tensor, beta: Tensor) -> Tensor:
     """In float64."""
     x = z.double() - row_maximum(z).double()
-    p, level = x, torch.zeros_like(x[..., :1])
-    for _ in range(STEPS) if is_exporting_to_onnx() else itertools.count():
+    level = torch.zeros_like(x[..., :1])
+    for _ in range(STEPS):
         excess = beta * x * (beta * level).exp()  # ρ − 1
         p = (torch.log1p(excess) / beta - level).exp()
         mass, slope = p.sum(-1, keepdim=True), (p / (1 + excess)).sum(-1, keepdim=True)
         step = mass * mass.log() / slope * expm1_ratio(-beta * mass.log())  # (F^{1−β} − F) / (−β F′)
         higher = level - torch.log1p(-beta * step) / beta
         moving = higher - level > 4e-16 * level.clamp_min(1.0)
-        if not is_exporting_to_onnx() and not moving.any():
+        if is_eager(moving) and not moving.any():
             break
         level = torch.where(moving, higher, level)
     return p / total(p)

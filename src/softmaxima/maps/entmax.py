@@ -10,13 +10,9 @@ The first form cancels near α = 1; in the second nothing does, and its value at
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from numbers import Real
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +24,7 @@ from softmaxima.core.jacobian import Balanced
 from softmaxima.core.public import public
 from softmaxima.core.rows import divisor, number_like
 from softmaxima.core.series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
-from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, is_symbol
+from softmaxima.core.tracing import is_concrete, is_eager
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._below_one import dense_rows, literal_rows
 from softmaxima.maps._module import MapModule
@@ -40,6 +36,9 @@ def reference(x: Tensor, alpha: float | Tensor) -> Tensor:
     if (alpha == 1).all():
         e = x.double().exp()
         return e / e.sum(-1, keepdim=True)
+    if (below := alpha < 1).any():
+        dense = literal_rows(x, torch.where(below, alpha, 0.5) - 1)
+        return dense if below.all() else torch.where(below, dense, reference(x, alpha.clamp_min(1.0)))
     beta = alpha - 1
     z = beta * x.double()
     low = z.amax(-1, keepdim=True) - 1
@@ -61,7 +60,21 @@ def order(alpha: float | Tensor) -> float | Tensor:
 
 
 def forward(z: Tensor, alpha: float | Tensor) -> Tensor:
-    return entmax_rows(z, order(alpha) - 1)
+    alpha = order(alpha)
+    if not isinstance(alpha, Tensor):
+        return entmax_rows(z, alpha - 1) if alpha >= 1 else dense_rows(z, number_like(alpha - 1, z)).to(z.dtype)
+    below = alpha < 1
+    if is_concrete(alpha) and not below.any():
+        return entmax_rows(z, alpha - 1)
+    dense = dense_rows(z, torch.where(below, alpha, 0.5) - 1).to(z.dtype)
+    return torch.where(below, dense, entmax_rows(z, alpha.clamp_min(1.0) - 1))
+
+
+def theta(alpha: float | Tensor) -> tuple[float | Tensor] | None:
+    """What the kernels take, α ≥ 1; a GPU's are given what cannot be read without waiting, and make NaN of α < 1."""
+    if not isinstance(alpha, Tensor):
+        return (alpha,) if alpha >= 1 else None
+    return None if not is_eager(alpha) or (is_concrete(alpha) and bool((alpha < 1).any())) else (alpha,)
 
 
 def log_on_support(p: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,65 +129,21 @@ ENTMAX = register(
             Parameter(
                 name="alpha",
                 default=1.5,
-                examples=(1.5, 1.0, 1.05, 1.25, 2.0, 2.5),
-                valid=lambda alpha: (alpha >= 1) & (alpha < math.inf),
-                domain="at least 1 and finite",
+                examples=(1.5, 1.0, 1.05, 1.25, 2.0, 2.5, 0.75),
+                valid=lambda alpha: (alpha > 0) & (alpha < math.inf),
+                domain="positive and finite",
                 gradient=alpha_gradient,
                 regulariser_gradient=alpha_regulariser_gradient,
             ),
         ),
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
-        kernel=Kernel("entmax", "entmax_backward", "entmax_loss"),
+        kernel=Kernel("entmax", "entmax_backward", "entmax_loss", theta=theta),
         blocks=thresholded(forward, tsallis),
         formula="relu((α−1) x_i − λ)^{1/(α−1)}",
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015",
     )
 )
-
-
-def reference_of_any_order(x: Tensor, alpha: float | Tensor) -> Tensor:
-    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=x.device)
-    below = alpha < 1
-    dense = literal_rows(x, torch.where(below, alpha, 0.5) - 1)
-    return torch.where(below, dense, reference(x, alpha.clamp_min(1.0)))
-
-
-def forward_of_any_order(z: Tensor, alpha: float | Tensor) -> Tensor:
-    alpha = number_like(alpha, z)
-    below = alpha < 1
-    dense = dense_rows(z, torch.where(below, alpha, 0.5) - 1).to(z.dtype)
-    return dense if not is_exporting_to_onnx() and below.all() else torch.where(below, dense, forward(z, alpha.clamp_min(1.0)))
-
-
-# The derivatives and the regulariser hold for every α > 0; kernels, and states of parts, are of α ≥ 1.
-ENTMAX_OF_ANY_ORDER: Map = dataclasses.replace(
-    ENTMAX,
-    kernel=None,
-    blocks=None,
-    reference=reference_of_any_order,
-    forward=forward_of_any_order,
-    properties=Properties(),
-    params=(
-        dataclasses.replace(
-            ENTMAX.params[0],
-            examples=(0.2, 0.75, 0.99),
-            valid=lambda alpha: (alpha > 0) & (alpha < math.inf),
-            domain="positive and finite",
-        ),
-    ),
-)
-
-
-def entmax_of(alpha: Any) -> Map:
-    """The map of every α > 0, or ENTMAX where α ≥ 1, as a tensor is taken to be that cannot be read now."""
-    if isinstance(alpha, Tensor):
-        has_kernels = not is_concrete(alpha) or bool(((alpha >= 1) & (alpha < math.inf)).all())
-    elif isinstance(alpha, np.ndarray):
-        has_kernels = bool(((alpha >= 1) & (alpha < math.inf)).all())
-    else:
-        has_kernels = is_symbol(alpha) or (isinstance(alpha, Real) and 1 <= float(alpha) < math.inf)
-    return ENTMAX if has_kernels else ENTMAX_OF_ANY_ORDER
 
 
 @public
@@ -194,18 +163,17 @@ def entmax(
 
     Args:
         alpha: α > 0, a number or a tensor that broadcasts against x with size 1 along `dim` (one a row, or one a head); a tensor
-            may require grad. On a GPU and under a compiler a tensor is at least 1, and below 1 α is a number. By its name,
-            `map="entmax"` elsewhere, the map is that of α ≥ 1.
+            may require grad. A tensor on a GPU is not read, and gives NaN where it is below 1: there α < 1 is a number.
         x, dim, temperature, where, dtype: as for `softmax`.
 
     Errors as for `softmax`. Cost: two reads, one write and a Newton solve over the scores that can be in the support; never a sort.
-    Below 1 some tens of passes by torch's operations, in float64.
+    Below 1 some ten passes by torch's operations, in float64.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.entmax(np.array([1.0, 0.0, -2.0]), alpha=1.2).round(4)
     array([0.7622, 0.2328, 0.005 ])
     """
-    return evaluate(entmax_of(alpha), x, dim, temperature, where, {"alpha": alpha}, dtype)
+    return evaluate(ENTMAX, x, dim, temperature, where, {"alpha": alpha}, dtype)
 
 
 @public
@@ -224,8 +192,4 @@ class Entmax(MapModule):
         *,
         temperature: float | Tensor | nn.Module = 1.0,
     ) -> None:
-        super().__init__(ENTMAX_OF_ANY_ORDER, dim, temperature=temperature, alpha=alpha)
-        self.map = entmax_of(self.options["alpha"])  # by which attention knows it
-
-    def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        return entmax(x, where=where, **self.options)
+        super().__init__(ENTMAX, dim, temperature=temperature, alpha=alpha)

@@ -43,8 +43,8 @@ LARGEST_ORDER = tl.constexpr(1e30)
 
 @triton.jit
 def order(theta):
-    """β = α − 1, in double; bounded, for p has stopped changing there, and float32 does not overflow."""
-    return tl.minimum(theta[0], LARGEST_ORDER) - 1.0
+    """β = α − 1, in double, NaN below 0; bounded, for p has stopped changing there, and float32 does not overflow."""
+    return tl.where(theta[0] < 1.0, float("nan"), tl.minimum(theta[0], LARGEST_ORDER) - 1.0)
 
 
 @triton.jit
