@@ -496,7 +496,7 @@ def test_models_of_transformers_are_told_of_their_registry():
     [
         ({"map": "sparcemax"}, "replace_attention: unknown map 'sparcemax'; did you mean 'sparsemax'"),
         ({"map": "log_softmax"}, "attention: map must give probabilities, got 'log_softmax'"),
-        ({"map": "entmax", "alpha": 0.5}, "attention: alpha must be at least 1 and finite, got 0.5"),
+        ({"map": "entmax", "alpha": -0.5}, "attention: alpha must be positive and finite, got -0.5"),
         ({"map": "sparsemax", "alpha": 1.5}, "replace_attention: unknown argument 'alpha'; map 'sparsemax' takes: none"),
         ({"map": "softmax", "temprature": 0.5}, r"unknown argument 'temprature'; did you mean 'temperature'\?"),
         (

@@ -212,7 +212,7 @@ def test_an_adaptive_temperature_refuses_at_once_what_it_can_never_hold():
         ({"map": "topk_softmax"}, "map must have a regulariser"),
         ({"map": "nosuch"}, "unknown map 'nosuch'"),
         ({"map": "entmax", "alpa": 1.5}, "unknown argument 'alpa'; did you mean 'alpha'"),
-        ({"map": "entmax", "alpha": -1.0}, "alpha must be at least 1"),
+        ({"map": "entmax", "alpha": -1.0}, "alpha must be positive"),
         ({"temperature": 0.0}, "temperature must be positive and finite"),
         ({"temperature": sm.GeometricTemperature(1.0, 0.1, 10)}, "temperature must be positive and finite"),
     )
@@ -410,7 +410,7 @@ def test_what_no_policy_can_have_is_refused_before_any_work():
         ({"map": sm.Sparsemax()}, "map must be the name or the function of a map"),
         ({"prior": torch.ones(2)}, "a Policy has no prior; leave it out, or iterate soft_bellman"),
         ({"map": "entmax", "alpa": 1.5}, "unknown argument 'alpa'; did you mean 'alpha'"),
-        ({"map": "entmax", "alpha": -1.0}, "alpha must be at least 1"),
+        ({"map": "entmax", "alpha": -1.0}, "alpha must be positive"),
         ({"map": "nosuch"}, "unknown map 'nosuch'"),
         *(({"temperature": tau}, "temperature must be positive and finite") for tau in (0.0, math.nan, torch.tensor([1.0, -1.0]))),
     )

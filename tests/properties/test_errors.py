@@ -70,7 +70,7 @@ def test_wrong_options_of_maps_raise(case: Case, options: dict, error: type[Exce
         (lambda: sm.entmax(X, alpha=0.0), r"entmax: alpha must be positive and finite, got 0.0"),
         (lambda: sm.entmax(X, alpha=float("inf")), r"positive and finite"),
         (lambda: sm.entmax(X, alpha=torch.tensor([[1.5], [-0.5]])), r"positive and finite, got a tensor with -0.5"),
-        (lambda: sm.MapModule("entmax", alpha=0.9), r"MapModule: alpha must be at least 1 and finite, got 0.9"),
+        (lambda: sm.MapModule("entmax", alpha=-0.9), r"MapModule: alpha must be positive and finite, got -0.9"),
         (lambda: sm.elastic_softmax(X, beta=float("inf")), r"beta must be a number below"),
         (lambda: sm.elastic_softmax(X, beta=float("nan")), r"beta must be a number below"),
         (lambda: sm.eps_softmax(X, eps=0.0), r"eps must be positive and finite, .*got 0.0"),

@@ -310,7 +310,7 @@ def test_parameters_beside_a_name_are_the_maps(name: str):
         ({"map": "nonsense"}, "unknown map 'nonsense'"),
         ({"map": 3}, "map must be the name or the function of a map, or a Map, got int"),
         ({"map": "sparsemax", "alpha": 1.3}, "unknown argument 'alpha'; map 'sparsemax' takes: none"),
-        ({"map": "entmax", "alpha": 0.3}, "alpha must be at least 1 and finite, got 0.3"),
+        ({"map": "entmax", "alpha": -0.3}, "alpha must be positive and finite, got -0.3"),
         ({"map": "entmax", "temperature": -1.0}, "temperature must be positive"),
         ({"map": sm.Entmax(alpha=1.3), "alpha": 1.3}, r"a module has .* of its own, got alpha .* give them to Entmax\("),
     ):

@@ -583,7 +583,7 @@ def test_shapes_and_strides(name: str):
             TypeError,
             "n_iter must be an int of at least 1, got the string '50'",
         ),
-        (lambda: ours.entmax_bisect(X, 0.0), ValueError, "entmax_bisect: alpha must be positive and finite, got 0.0"),
+        (lambda: ours.entmax_bisect(X, 0.0), ValueError, "entmax: alpha must be positive and finite, got 0.0"),
         (lambda: ours.entmax_bisect(X, -torch.ones(())), ValueError, "alpha must be positive and finite"),
         (lambda: ours.entmax_bisect_loss(X, TARGET, -0.5), ValueError, "alpha must be positive and finite"),
         (lambda: ours.normmax_bisect(X, 0.9), ValueError, "normmax_bisect: alpha must be at least 1 and finite, got 0.9"),

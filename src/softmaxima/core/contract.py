@@ -44,7 +44,7 @@ class Parameter:
 
     >>> import softmaxima as sm
     >>> [(parameter.name, parameter.default, parameter.domain) for parameter in sm.find_map("entmax").params]
-    [('alpha', 1.5, 'at least 1 and finite')]
+    [('alpha', 1.5, 'positive and finite')]
     """
 
     name: str
