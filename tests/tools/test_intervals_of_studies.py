@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import beta, t
 
 import softmaxima as sm
-from softmaxima.experiments import mixtures, private_sums, robustness_study
+from softmaxima.experiments import graph_study, mixtures, private_sums, robustness_study
 from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.mixtures import Chosen
 from softmaxima.experiments.private_sums import Sum, Votes
@@ -53,6 +53,18 @@ def test_of_ways_to_choose_a_map():
     assert literal(GAINS, 3 * pairs, (of_folds, 3)) == ends(mixtures.gain(found, "table 0", way, "accuracy"))
     of_tables = tuple(fmean(GAINS) * k for k in (1, 2, 3))
     assert literal(of_tables, pairs, (variance(of_tables) / 3, 2)) == ends(mixtures.overall(found, way, "accuracy"))
+
+
+def test_of_aggregations():
+    """Three for each task; where all seeds have one graph, those tested count over those learnt from."""
+    drawn, split = next(task for task in graph_study.TASKS if task not in graph_study.SPLITS), next(iter(graph_study.SPLITS))
+    reached = {graph_study.BASELINE: (0.5,) * 4, "sum": (0.1,) * 4, "max": (0.1,) * 4, "LSE": tuple(0.5 + each for each in GAINS)}
+    found = [graph_study.Trained(task, name, values, (0.1,) * 4) for task in (drawn, split) for name, values in reached.items()]
+    learnt, validated, tested = map(len, graph_study.split(0, len(graph_study.TASKS[split](0).y)))
+    shares = {drawn: 1 / 4, split: 1 / 4 + tested / (learnt + validated)}
+    for task, over, difference in graph_study.verdict(found):
+        assert over == graph_study.BASELINE
+        assert literal(GAINS, 3 * 2, (shares[task] * variance(GAINS), 3)) == ends(difference)
 
 
 def votes(falls: tuple[float, ...], teachers: int = 100) -> list[Votes]:
