@@ -6,15 +6,18 @@ import itertools
 import math
 from statistics import fmean, variance
 
+import numpy as np
 import pytest
+import torch
 from scipy.stats import beta, t
 
 import softmaxima as sm
-from softmaxima.experiments import graph_study, mixtures, private_sums, robustness_study
+from softmaxima.experiments import calibration, graph_study, mixtures, private_sums, robustness_study
 from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.mixtures import Chosen
 from softmaxima.experiments.private_sums import Sum, Votes
 from softmaxima.experiments.robustness_study import AtTest, Study
+from softmaxima.temperature.reliability import RowMeasures
 
 GAINS = (0.01, 0.05, -0.02, 0.04)
 
@@ -65,6 +68,30 @@ def test_of_aggregations():
     for task, over, difference in graph_study.verdict(found):
         assert over == graph_study.BASELINE
         assert literal(GAINS, 3 * 2, (shares[task] * variance(GAINS), 3)) == ends(difference)
+
+
+def test_of_a_calibration(monkeypatch: pytest.MonkeyPatch):
+    """Each interval has its share of what may fail, and errors to come have half of it at each end."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 60)
+    x, seen, interval_of = 4 * (rng.normal(size=(60, 3)) + np.eye(3)[labels]), [], calibration.interval_of
+
+    def kept(gains: list[float], *more: object) -> Difference:
+        seen.append((tuple(gains), interval_of(gains, *more)))  # type: ignore[arg-type]
+        return seen[-1][1]
+
+    monkeypatch.setattr(calibration, "interval_of", kept)
+    scores = calibration.Scores("scores", "target", ("a", "b", "c"), x, labels)
+    calibration.calibrated(scores, calibration.Settings(folds=3))
+    number = len(calibration.CLAIMED)
+    assert len(seen) == number + 1
+    for gains, found in seen:
+        assert literal(gains, number, (variance(gains) / 60, 59)) == ends(found)
+    log_p = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]).double().log()
+    measures, change = RowMeasures.of_log(log_p, torch.tensor([0, 0, 1, 0])), torch.tensor([1.0, 1.0, 2.0, 5.0]).double()
+    most = beta.ppf(1 - 0.05 / (2 * number), 1 + 1, 4 - 1)  # of rows that are wrong, where one of four was
+    by_weight = (0.1 * 1 + 0.1 * 1 + 0.2 * 2) / 0.4
+    assert calibration._by_errors_to_come(measures, change) == pytest.approx((most - 1 / 4) * by_weight)
 
 
 def votes(falls: tuple[float, ...], teachers: int = 100) -> list[Votes]:
