@@ -198,7 +198,7 @@ def maps_blocks() -> Blocks:
         names = ", ".join(parameter.name for parameter in map.params)
         called = f"`{map.name}({names})`" if names else f"`{map.name}`"
         rows.append([called, map.formula, "yes" if map.properties.sparse else "no", MASS.get(_mass(map), names)])
-    headings = ["`map=`", "parameters beside it, and their defaults", "may be a tensor, and learn"]
+    headings = ["`map=`", "parameters beside it, and their defaults", "may be a tensor"]
     beside = [_beside(map) for map in sorted(MAPS.values(), key=_place) if not map.properties.logarithmic]
     return {
         "maps": table(["map", "p_i", "zeros", "sum"], rows, left=range(4)),
@@ -207,7 +207,7 @@ def maps_blocks() -> Blocks:
 
 
 def _beside(map: Map) -> list[str]:
-    """What stands beside the map's name in a call, and what of it learns."""
+    """What stands beside the map's name in a call, and what of it may be a tensor."""
     values = [f"torch.{each.default.__name__}" if callable(each.default) else repr(each.default) for each in map.params]
     taken = inspect.signature(attention).parameters
     names = ["map_" + each.name if each.name in taken else each.name for each in map.params]

@@ -403,6 +403,7 @@ def modules() -> Iterator[tuple[str, tuple[Callable[[], nn.Module], tuple[Tensor
     for case, options in {
         "": {},
         " of a learnt α": {"map": "entmax", "alpha": learnt(1.5)},
+        " of an α that a module says": {"map": "entmax", "alpha": sm.Positive(1.5, minimum=1.0)},
         " of a learnt sink": {"map": "sparsemax", "sink": learnt(0.5, 0.1)},
         " with dropout": {"dropout": 0.5},
         " of a learnt τ": {"temperature": learnt(1.5)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import mpmath
 import pytest
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
@@ -768,3 +771,20 @@ def test_a_little_smoothing_has_all_of_its_digits(loss: LossCase, classes: int):
         z = x.clone().requires_grad_()
         (slope,) = torch.autograd.grad(loss(z, target, **own, **shared), z)
         torch.testing.assert_close(slope, y, rtol=1e-14 if not own else 1e-7, atol=0)
+
+
+def test_the_logarithm_of_a_sparse_map_hardly_learns_where_its_loss_does():
+    pictures, digits = (torch.as_tensor(v) for v in load_digits(return_X_y=True))
+    pictures = pictures.float() / 16
+
+    def right(loss: Callable[[Tensor, Tensor], Tensor]) -> float:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(64, 10)
+        optimiser = torch.optim.Adam(layer.parameters(), lr=0.01)
+        for _ in range(200):
+            optimiser.zero_grad()
+            loss(layer(pictures[:1200]), digits[:1200]).backward()
+            optimiser.step()
+        return float((layer(pictures[1200:]).argmax(-1) == digits[1200:]).double().mean())
+
+    assert right(sm.sparsemax_loss) > 0.25 + right(lambda x, y: F.nll_loss(sm.sparsemax(x).log(), y))

@@ -45,7 +45,10 @@ def fits(request: Request) -> bool:
         *(value for value in request.params.values() if value is not request.level),
     )
     beside = None if request.is_bilinear and request.sink is None else request.temperature
-    return not any(isinstance(value, Tensor) and value.requires_grad for value in (*learns, beside))
+    tensors = [value for value in (*learns, beside) if isinstance(value, Tensor)]
+    # What a module says, as `Positive` does, requires no gradient while gradients are off; what is kept may run with them on.
+    said = is_keeping() and any(value is not request.bias for value in tensors)
+    return not (said or any(value.requires_grad for value in tensors))
 
 
 def theta_of(request: Request) -> Theta | None:

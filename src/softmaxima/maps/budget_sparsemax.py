@@ -166,7 +166,7 @@ def budget_sparsemax(
 
 @public
 class BudgetSparsemax(MapModule):
-    """`budget_sparsemax` as a module; give an `nn.Parameter` as the budget to learn it.
+    """`budget_sparsemax` as a module; give `Positive(2.0)` as the budget to learn it.
 
     >>> import torch, softmaxima as sm
     >>> sm.BudgetSparsemax(budget=2)(torch.tensor([3.0, 2.0, 1.5]))

@@ -594,7 +594,7 @@ def perturb_max(
 
 @public
 class PerturbMax(MapModule):
-    """`perturb_max` as a module; give an `nn.Parameter` as the scale to learn it.
+    """`perturb_max` as a module; give `Positive(1.0)` as the scale to learn it.
 
     >>> import torch, softmaxima as sm
     >>> sm.PerturbMax("gumbel")(torch.tensor([0.0, 0.0]))
