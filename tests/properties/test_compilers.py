@@ -390,7 +390,7 @@ def modules() -> Iterator[tuple[str, tuple[Callable[[], nn.Module], tuple[Tensor
     for name, module in functions():
         if inspect.isfunction(module) or issubclass(module, sm.Sampler) or name in ("MapModule", "MultiheadAttention"):
             continue
-        make = lambda module=module, name=name: module(**arguments(name, module, "") | OPTIONS.get(name, {}))
+        make = lambda module=module, name=name: module(**arguments(name, module, ""))
         given = [parameter.name for parameter in inspect.signature(module.forward).parameters.values()]
         if name != "Relax" and given[1:2] in (["x"], ["scores"]):
             yield name, (make, (x,))
@@ -415,7 +415,6 @@ def modules() -> Iterator[tuple[str, tuple[Callable[[], nn.Module], tuple[Tensor
     yield "attention of a learnt bias", (lambda: Attention(map="sparsemax"), (sequence,))
 
 
-OPTIONS: dict[str, dict[str, Any]] = {}
 MODULES = dict(modules())
 RANDOM_MODULES = {"GumbelSoftmax", "NoiseContrastive", "SampledSoftmax", "MultiheadAttention with dropout"}
 NOT_A_GRAPH = {"AdaptiveSoftmax", "HierarchicalSoftmax"}  # whose steps depend on the labels

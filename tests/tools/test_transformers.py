@@ -451,7 +451,7 @@ def test_to_register_again_changes_nothing():
             r"softmaxima_entmax has no parameter 'alpa'; did you mean 'alpha'\?; it has: temperature, sink, alpha$",
         ),
         ("softmaxima_sparsemax", {"alpha": 1.3}, "softmaxima_sparsemax has no parameter 'alpha'; it has: temperature, sink$"),
-        ("softmaxima_entmax", {"alpha": 0.5}, "attention: alpha must be at least 1 and finite, got 0.5"),
+        ("softmaxima_entmax", {"alpha": -0.5}, "attention: alpha must be positive and finite, got -0.5"),
         (
             "softmaxima_entmax",
             {"alpha": [1.5, 2.0]},

@@ -85,7 +85,7 @@ def pull_part(request: Request, output: Tensor, mass: Tensor, g: Tensor) -> tupl
     device = attention(request.query.device.type)
     state = device.state_of(mass, request.query, request.temperature)
     kept = {"out": output, "kept": (state, state.new_empty(0, dtype=torch.int8)), "uses_scores": request.map.uses_scores}
-    return device.backward(request.query, request.key, request.value, g, None, _options(request), **kept)
+    return device.backward(request.query, request.key, request.value, g, None, _options(request), **kept, of_part=True)
 
 
 class Given(NamedTuple):

@@ -30,7 +30,7 @@ def is_recording() -> bool:
 
 
 def is_keeping() -> bool:
-    """Whether what is recorded will run at other sizes and with gradients on and off, as torch.compile, which guards, does not."""
+    """Whether the recording outlives its guards: it will run at other sizes, and with gradients on or off."""
     return is_exporting() or (is_recording() and not is_compiling())
 
 
@@ -93,7 +93,7 @@ def of_symbol(number: float) -> Tensor:
 
 
 def constant(number: float) -> float:
-    """The number; of what `is_symbol` its value now, of which alone the graph is then."""
+    """The number; a symbol is replaced by its value now, on which the graph is guarded."""
     if not is_symbol(number):
         return number
     from torch.fx.experimental.symbolic_shapes import guard_scalar

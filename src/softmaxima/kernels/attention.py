@@ -5,8 +5,8 @@ largest_head(kernel, theta, dtype): up to which size of heads there is attention
 kept_shapes(q, k, v, kernel): of the two tensors that `forward` leaves for `backward`, float32 and int8.
 forward(q, k, v, options, lse=, keeps=, wide=): (o, LSE of the scores that a query sees, what `backward` needs), of no elements what
     is not asked for. wide: o in what is computed in, to be merged with that of other keys.
-backward(q, k, v, g, g_lse, options, out=, kept=, uses_scores=): ∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is computed in; the
-    LSE is that with the sinks of elastic softmax.
+backward(q, k, v, g, g_lse, options, out=, kept=, uses_scores=, of_part=): ∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is
+    computed in; the LSE is that with the sinks of elastic softmax. of_part: whether `kept` is of `state_of`.
 state_of(lse, q, tau): the first of what `forward` keeps, of softmax over more keys than those here, whose LSE in double is given:
     with it, and o of all keys as wide, `backward` has what these keys add to the gradient by q, and theirs.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,13 @@ def largest_head(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.d
 
 
 def kept_shapes(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of what `forward` leaves for `backward`: with many keys the states of softmax, each a double in the place of two floats.
+    """Of what `forward` leaves for `backward`: room for the states of softmax, each a double in the place of two floats.
 
-    Gradients by them take the output, which must be as exact as what is computed in.
+    It is used where keys are `MANY`; whether it is there depends on no size, of which a compiler would make a graph of its own.
+    Gradients by states take the output, which must be as exact as what is computed in.
     """
-    by_states = kernel.forward in EXPONENTIAL and k.shape[-2] >= MANY and q.dtype == computed_in(q.dtype)
-    return (4 * q.shape[:-1].numel() if by_states else 0,), (0,)
+    has_states = kernel.forward in EXPONENTIAL and q.dtype == computed_in(q.dtype)
+    return (4 * math.prod(q.shape[:-1]) if has_states else 0,), (0,)
 
 
 def forward(
@@ -52,7 +54,7 @@ def forward(
     parts = max(1, -(-4 * threads() // matrices)) if matrices % threads() else 1
     state, marks = kept_shapes(q, k, v, options.kernel) if keeps else ((0,), (0,))
     kept = q.new_empty(state, dtype=torch.float32), q.new_empty(marks, dtype=torch.int8)
-    call, _kept = _describe(q, k, v, options, parts, out, sums if lse else None, kept[0])
+    call, _kept = _describe(q, k, v, options, parts, out, sums if lse else None, kept[0] if k.shape[-2] >= MANY else kept[0][:0])
     run(find_function("attention"), ATTENTION(*call))
     return out, sums, kept
 
@@ -68,6 +70,7 @@ def backward(
     out: Tensor,
     kept: tuple[Tensor, Tensor],
     uses_scores: bool,
+    of_part: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is computed in; the LSE is that with the sinks of elastic softmax."""
     wide = computed_in(q.dtype)
@@ -76,6 +79,7 @@ def backward(
     matrices = q.shape[:-2].numel()
     parts = -(-threads() // matrices)
     g, out, state = in_memory(g), in_memory(out), kept[0].contiguous()
+    state = state if of_part or k.shape[-2] >= MANY else state[:0]
     call, _kept = _describe(q, k, v, options, parts, out, None, state)
     g_lse = None if g_lse is None else in_memory(g_lse.to(wide))
     dq = q.new_empty(q.shape, dtype=wide)

@@ -26,6 +26,14 @@ def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor
     return _logsumexp_backward(x, states, g, *_split(tau), where)
 
 
+def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
+    return _logcumsumexp(x, *_split(tau), where)
+
+
+def logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    return _logcumsumexp_backward(x, states, g, *_split(tau), where)
+
+
 def loss(
     kernel: Kernel, x: Tensor, target: Tensor, *, theta: Theta, gradient: bool, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
@@ -83,6 +91,26 @@ def _logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, taus: Tensor | Non
 
 
 @_logsumexp_backward.register_fake
+def _(x: Tensor, *_: Any) -> Tensor:
+    return new_like(x)
+
+
+@operation("logcumsumexp")
+def _logcumsumexp(x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    return native.logcumsumexp(x, _join(taus, tau), where, wide=True)  # type: ignore[return-value]
+
+
+@_logcumsumexp.register_fake
+def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return new_like(x), x.new_empty((2, x.numel()), dtype=torch.float64)
+
+
+@operation("logcumsumexp_backward")
+def _logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> Tensor:
+    return native.logcumsumexp_backward(x, states, g, _join(taus, tau), where)
+
+
+@_logcumsumexp_backward.register_fake
 def _(x: Tensor, *_: Any) -> Tensor:
     return new_like(x)
 

@@ -89,10 +89,8 @@ def composite(batch: Batch, gamma: float | Tensor) -> Tensor:
     odds = torch.where(likely, others - log_p, torch.log1p(-unlikely.exp()) - unlikely)
     endless = row_maximum(batch.scores) == math.inf  # beside +∞ a finite score costs ∞, and +∞ nothing where it has no share
     odds = odds.masked_fill(endless & (batch.scores < math.inf), math.inf)
-    if batch.labels is None or batch.smoothing > 0:
-        y, is_endless = batch.target_distribution(odds.dtype), batch.scores == math.inf
-        has_finite = ((y > 0) & ~is_endless).any(-1, keepdim=True)
-        odds = odds.masked_fill(is_endless & ((y == 0) | has_finite), -math.inf)
+    if batch.labels is None:
+        odds = odds.masked_fill(endless & (batch.scores == math.inf) & (batch.target_distribution(odds.dtype) == 0), -math.inf)
     power = gamma.to(log_p.dtype) if isinstance(gamma, Tensor) else gamma
     return batch.reduce(0.0 - batch.expectation(odds, batch.class_weight, lambda odds: -_of_odds(odds, power)))
 

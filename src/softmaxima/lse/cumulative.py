@@ -16,12 +16,12 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_dim, like_input
 from softmaxima.core.envelope import with_slope
-from softmaxima.core.fused import Native, fused, is_readable
+from softmaxima.core.fused import Native, fused, is_fusible
 from softmaxima.core.monoid import LogSum, merge
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
+from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.tracing import sizes
-from softmaxima.kernels import native
 from softmaxima.kernels.operations import lying_like
 from softmaxima.lse._complex import each_complex, or_plain, over_temperature, plain_terms, wrapped
 from softmaxima.lse._weighted import with_gradient_of
@@ -50,8 +50,8 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
         TypeError, ValueError or IndexError, before any work, for anything else.
 
     The gradient is zero for scores of −∞, and NaN up to a +∞. Cost: one read of x and one write, and as many again for the
-    gradient; some tens of passes over x in float64 for second derivatives, under `torch.compile` and on other devices, and some
-    hundreds in a graph of rows of any length.
+    gradient; some tens of passes over x in float64 for second derivatives and on other devices, and some hundreds in an exported
+    graph of rows of any length.
     Source: Blelloch (1990), "Prefix sums and their applications".
 
     >>> import numpy as np, softmaxima as sm
@@ -65,7 +65,7 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     if rows.is_complex():
         refuse_export(name, "complex numbers")
     composite = partial(_row_logcumsumexp, tau=tau, where=mask)
-    by_kernel = is_readable(rows, tau, mask) and rows.numel() > 0 and not rows.is_complex()
+    by_kernel = not rows.is_complex() and is_native(rows) and is_fusible(rows, tau, mask) and rows.numel() > 0
     y = fused(_native(tau, mask), composite, rows) if by_kernel else lying_like(rows, composite(rows))
     y = y.movedim(rows.ndim - 1, dim)
     return like_input(y if ndim else y.reshape(()), x)
@@ -73,8 +73,8 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
 
 def _native(tau: float | Tensor, where: Tensor | None) -> Native:
     def evaluate(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, states = native.logcumsumexp(x, tau, where, wide=gradient)
-        pull = lambda g, x, states: native.logcumsumexp_backward(x, states, g, tau, where)
+        value, states = kernels(x).logcumsumexp(x, tau, where, wide=gradient)
+        pull = lambda g, x, states: kernels(x).logcumsumexp_backward(x, states, g, tau, where)
         return value, pull, () if states is None else (states,)
 
     return evaluate

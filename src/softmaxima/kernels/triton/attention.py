@@ -83,7 +83,7 @@ def kept_shapes(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> tuple[tuple[
     state, blocks = (*q.shape[:-1], 2), _blocks(SHARED, q, v)
     if module_of(kernel.triton).ATTENTION.online:
         return state, (0,)
-    return state, (q.shape[:-2].numel(), -(-k.shape[-2] // blocks.keys), -(-q.shape[-2] // blocks.queries))
+    return state, (math.prod(q.shape[:-2]), -(-k.shape[-2] // blocks.keys), -(-q.shape[-2] // blocks.queries))
 
 
 def state_of(lse: Tensor, q: Tensor, tau: float | Tensor) -> Tensor:
@@ -103,6 +103,7 @@ def backward(
     out: Tensor,
     kept: tuple[Tensor, Tensor],
     uses_scores: bool,
+    of_part: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in float32; the LSE is that with the sinks."""
     attention, problem = _problem(q, k, v, options)
