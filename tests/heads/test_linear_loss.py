@@ -490,9 +490,9 @@ def test_the_module_learns_ties_and_saves():
         ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"loss": "arcface"}, ValueError, "take MarginSoftmax"),
         (
             (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
-            {"loss": ("entmax", 0.5)},
+            {"loss": ("entmax", -0.5)},
             ValueError,
-            "alpha must be at least 1",
+            "alpha must be positive",
         ),
         ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"loss": ("sparsemax", 2)}, TypeError, "takes no option"),
         (

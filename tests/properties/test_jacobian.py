@@ -111,7 +111,7 @@ def test_entry_of_a_probability_near_1_has_its_digits(case: Case, dtype: torch.d
     """Jᵀg adds up to 0 where a constant changes nothing, or with the slope of a sink: the entry is what the others add up to."""
     sink = next((name for name in ("beta", "eps") if name in case.params), None)
     if not case.claims.shift_invariant and sink is None:
-        return
+        pytest.skip("its slopes need not add up to 0")
     for spread, slope in itertools.product(SPREADS[dtype], (0.0, -1.0)):
         if slope and case.claims.logarithmic:  # its own slope stands in each of the other entries, and not what this has of them
             continue

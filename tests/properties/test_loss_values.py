@@ -301,7 +301,7 @@ def test_a_temperature_divides_differences_of_scores(loss: LossCase, dtype: torc
 
 def test_a_temperature_divides_as_that_of_the_map_does(case: Case):
     if case.claims.logarithmic:
-        return
+        pytest.skip("gives logarithms")
     x, named = (8 * normal(6, 5)).round() / 8, {f"map_{name}": value for name, value in case.params.items()}
     for offset, label in itertools.product((0.0, 1e6, 1e9), range(5)):
         p = case(x + offset, temperature=0.7)[:, label]

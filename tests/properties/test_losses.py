@@ -35,7 +35,7 @@ def soft(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
 def test_a_temperature_divides_the_scores_and_may_learn(loss: LossCase, dtype: torch.dtype):
     if loss.loss.on_cosines:  # which have their own, or a scale
-        return
+        pytest.skip("has a scale of its own")
     x, y = normal(2, 4, 3, dtype=dtype), labels((2, 3), 4)
     y[0, 1], x[0, :, 1] = -100, math.nan  # a row that is ignored
     x.requires_grad_()
@@ -61,9 +61,9 @@ def test_slope_of_a_probability_near_1_has_its_digits(loss: LossCase, dtype: tor
     """It is what the others add up to: a constant added to the scores changes no loss."""
     map = REGISTRY.get(loss.loss.map or "")
     if map is None or not map.properties.shift_invariant or loss.loss.on_cosines or "noise" in loss.options:
-        return
+        pytest.skip("no shift of the scores leaves it as it is")
     if dtype == torch.float16:  # which has not the range of what is left
-        return
+        pytest.skip("float16 has not the range of what is left")
     for spread in (20.0, 80.0) if dtype != torch.float64 else (20.0, 40.0, 700.0):
         x = normal(20, n, seed=n, scale=0.25).bfloat16().to(dtype)
         y = 7 * torch.arange(20) % n
@@ -82,7 +82,7 @@ def test_slope_of_a_probability_near_1_has_its_digits(loss: LossCase, dtype: tor
 def test_two_classes_that_share_a_row_have_one_slope(loss: LossCase, dtype: torch.dtype, n: int):
     """Of two equal scores far above all others p is ½, or above it by a rounding, for both."""
     if loss.loss.on_cosines or not REGISTRY[loss.loss.map or loss.options.get("map", "softmax")].properties.order_preserving:
-        return
+        pytest.skip("two equal scores need not share")
     x = torch.full((20, n), -30.0, dtype=dtype)
     x[:, :2] = torch.linspace(-3, 3, 20)[:, None].to(dtype)
     target = F.one_hot(torch.zeros(20, dtype=torch.long), n).to(dtype)
@@ -104,7 +104,7 @@ def test_the_scale_of_cosines_may_learn(function, what: str):
 def test_a_soft_target_of_0_has_the_slope_of_moving_it(case: Case):
     claims = case.claims
     if case.map.regulariser is None or not claims.sparse or claims.mass != "one" or case.params.get("alpha", 2.0) < 1.5:
-        return
+        pytest.skip("has no zeros to move a target from")
     if case.params.get("noise", "uniform") != "uniform":
         return  # their Ω′(0) is −∞
     x, y = normal(1, 3), torch.tensor([[0.75, 0.25, 0.0]], dtype=torch.float64, requires_grad=True)
@@ -227,7 +227,7 @@ def test_a_row_of_nan_is_nan_also_with_a_weight_of_0(loss: LossCase, dtype: torc
 
 def test_where_leaves_classes_out_and_smooths_among_the_others(loss: LossCase, dtype: torch.dtype):
     if loss.loss.on_cosines:
-        return
+        pytest.skip("where= is not for cosines")
     x, kept, place = loss.scores(3, 7, 4, dtype=dtype), torch.tensor([0, 2, 3, 5]), torch.tensor([0, -1, 1, 2, -1, 3, -1])
     where = torch.zeros(7, dtype=torch.bool)
     where[kept] = True
@@ -259,7 +259,7 @@ def test_where_leaves_classes_out_and_smooths_among_the_others(loss: LossCase, d
 
 def test_where_may_be_another_for_each_row_and_a_target_outside_costs_what_a_score_of_minus_infinity_does(loss: LossCase):
     if loss.loss.on_cosines:
-        return
+        pytest.skip("where= is not for cosines")
     x, label = loss.scores(4, 5), torch.tensor([0, 1, 2, 3])
     where = torch.ones(4, 5, dtype=torch.bool)
     where[0, 1], where[1, 1], where[2, 3:] = False, False, False
@@ -276,7 +276,7 @@ def test_where_may_be_another_for_each_row_and_a_target_outside_costs_what_a_sco
 @pytest.mark.parametrize("dim", [0, 2, -1, (1,), (1, 3), (3, 1), (0, 1, 2, 3)], ids=str)
 def test_dim_says_where_the_classes_are_and_several_axes_are_one(loss: LossCase, dim):
     if loss.loss.on_cosines:
-        return
+        pytest.skip("dim= is not for cosines")
     shape = (2, 3, 4, 2)
     x = loss.scores(*shape)
     dims = tuple(d % 4 for d in (dim if isinstance(dim, tuple) else (dim,)))
@@ -394,7 +394,7 @@ def test_loss_is_zero_where_p_is_the_target(loss: LossCase):
 @given(x=rows(masks=False), data=st.data())
 def test_fenchel_young_inequality(case: Case, x: torch.Tensor, data: st.DataObject):
     if case.map.regulariser is None:
-        return
+        pytest.skip("has no regulariser")
     y = REGISTRY["sparsemax"](data.draw(rows(masks=False)).flatten()[:1].expand(x.shape) + 0.1 * x.flip(-1))
     conjugate = lambda p: (p * x).sum(-1) - case.map.regulariser(p, **case.params)
     best = conjugate(case(x))
@@ -415,7 +415,7 @@ def test_fenchel_young_loss_works_for_every_map_with_a_regulariser(case: Case):
 
 def test_every_map_has_a_surrogate_an_eps_cross_entropy_and_a_soft_accuracy(case: Case):
     if case.claims.logarithmic:
-        return
+        pytest.skip("gives logarithms")
     x, target = normal(4, 5), labels((4,))
     p = case(x)
     at_target = p.gather(-1, target[:, None])[:, 0]
@@ -761,7 +761,7 @@ def test_loss_parameters_may_be_learnt():
 @pytest.mark.parametrize("classes", [3, 700])
 def test_a_little_smoothing_has_all_of_its_digits(loss: LossCase, classes: int):
     if loss.loss.map in (None, "fusedmax", "oscarmax", "perturb_max"):  # the last have no kernel of losses, and round y
-        return
+        pytest.skip("has no kernel that knows what smoothing leaves")
     smoothing, x = 1e-9, torch.zeros(1, classes, dtype=torch.float64)
     x[0, 1] = 1e6  # p_t is 1
     y = torch.full_like(x, -smoothing / classes)

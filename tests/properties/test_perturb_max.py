@@ -302,6 +302,6 @@ def test_the_loss_compiles_to_one_graph(noise: str):
 
 
 def test_the_noise_is_given_by_name():
-    with pytest.raises(TypeError, match="given by name, got 'gumbel'; write noise='gumbel'"):
+    with pytest.raises(TypeError, match="must be named, got 'gumbel'; write noise='gumbel'"):
         sm.perturb_max(torch.zeros(2, 3), "gumbel")  # type: ignore[arg-type]
     assert PERTURB_MAX.params[0].name == "noise"

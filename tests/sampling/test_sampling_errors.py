@@ -25,7 +25,7 @@ REFUSED: list[tuple[str, Callable[[torch.Generator], Any], str]] = [
     ("NaN", lambda g: s.gumbel_max(X * torch.nan, generator=g), r"gumbel_max: scores must be below \+∞ and not NaN"),
     ("a map", lambda g: s.relaxed_sample(X, map="sparsmax", generator=g), "did you mean 'sparsemax'"),
     ("log p", lambda g: s.relaxed_sample(X, map="log_softmax", hard=True, generator=g), "map must give probabilities"),
-    ("a parameter", lambda g: s.relaxed_sample(X, map="entmax", alpha=0.5, generator=g), "relaxed_sample: alpha must be"),
+    ("a parameter", lambda g: s.relaxed_sample(X, map="entmax", alpha=-0.5, generator=g), "relaxed_sample: alpha must be"),
     (
         "masses",
         lambda g: s.straight_through(X, map="budget_sparsemax", generator=g),
@@ -59,7 +59,7 @@ REFUSED: list[tuple[str, Callable[[torch.Generator], Any], str]] = [
     (
         "an option",
         lambda g: s.expectation(X, F, "reinmax", tau=1.0, generator=g),
-        "'tau'; did you mean 'temperature'.; estimator='reinmax' takes: temperature",
+        r"'tau'; did you mean 'temperature'\? \(estimator='reinmax' takes: temperature, ",
     ),
     ("no draw", lambda g: s.straight_through(X, draw=False, generator=g), "generator is for draws"),
     ("pairs", lambda g: s.perturbed_argmax(X, F, samples=2, antithetic=True, generator=g), "samples must be at least 4"),

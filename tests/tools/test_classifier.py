@@ -199,7 +199,7 @@ def test_a_column_without_a_value_and_a_constant_one_count_for_nothing():
         ({"map_params": [1]}, "map_params"),
         ({"map": "sparsemax", "map_params": {"alpha": 2}}, "map_params: .*alpha"),
         ({"loss_params": {"smoothing": 0.1}}, "loss_params: .*smoothing"),
-        ({"map": "entmax", "map_params": {"alpha": 0.5}}, "alpha"),
+        ({"map": "entmax", "map_params": {"alpha": -0.5}}, "alpha"),
         ({"map": "proportional", "map_params": {"f": "system"}}, "map_params: f"),
         ({"map": "sparsemax", "map_params": {"temperature": 2.0}}, "map_params: sparsemax takes none, got 'temperature'"),
         ({"map": "topk_softmax"}, "map_params: .*k"),

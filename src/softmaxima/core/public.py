@@ -72,7 +72,9 @@ def unknown_argument(name: str, got: str, known: Iterable[str], of: str = "it", 
     """That `of`, which takes the arguments in `known`, has none called `got`; `free` are those that may be meant."""
     takes = [each for each in known if not each.startswith("_")]
     free = takes if free is None else free
-    error = TypeError(f"{name}: unknown argument {got!r}{meant(got, free)}; {of} takes: {', '.join(takes) or 'none'}")
+    hint, taken = meant(got, free), f"{of} takes: {', '.join(takes) or 'none'}"
+    text = f"{name}: unknown argument {got!r}{hint}"
+    error = TypeError(f"{text}; {taken}" if not hint.endswith("?") else f"{text} ({taken})" if takes else text)
     vars(error)["unknown"] = name, got, takes, of, free
     return error
 
@@ -109,7 +111,7 @@ def public(what: Public) -> Public:
 
 
 def telling(function: Any, name: Callable[[Any], str], skipped: int = 0) -> Any:
-    """The function, of which errors tell the name that its first argument has, but nothing of so many `skipped` arguments.
+    """The function, whose unknown arguments raise `unknown_argument`; the first `skipped` are not told.
 
     Arguments are passed on one by one, for a wrapper of *args and **kwargs takes several times as long; those that must be given
     are … where they are not. Where a function takes any keyword, it tells of those itself, once it has what it must have.
@@ -175,10 +177,10 @@ def _more_than(name: str, values: Sequence[Any], own: Sequence[str], named: Sequ
     named = [each for each in named if not each.startswith("_")]
     if not named:
         return TypeError(f"{name}: takes {len(own)} arguments, {', '.join(own)}; got {got} beyond them")
-    after = f"what comes after {own[-1]}" if own else "every argument"
-    others = f", or the name that is meant of {', '.join(named[1:])}" if named[1:] and dtype is None else ""
+    after = f"arguments after {own[-1]}" if own else "arguments"
+    others = ", ".join(f"{each}=…" for each in named[1:]) if dtype is None else ""
     named = named if dtype is None else ["dtype"]
-    return TypeError(f"{name}: {after} is given by name, got {got}; write {named[0]}={written}{others}")
+    return TypeError(f"{name}: {after} must be named, got {got}; write {named[0]}={written}{others and ' or ' + others}")
 
 
 def listing(room: Mapping[str, Any], more: Callable[[], Iterable[str]] = tuple) -> Callable[[], list[str]]:
