@@ -129,7 +129,7 @@ ENTMAX = register(
             Parameter(
                 name="alpha",
                 default=1.5,
-                examples=(1.5, 1.0, 1.05, 1.25, 2.0, 2.5, 0.75),
+                examples=(1.5, 1.0, 1.05, 1.25, 2.0, 2.5),
                 valid=lambda alpha: (alpha > 0) & (alpha < math.inf),
                 domain="positive and finite",
                 gradient=alpha_gradient,
