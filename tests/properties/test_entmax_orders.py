@@ -18,7 +18,7 @@ def of_low_order() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Ways to p of scores [2, 5] and α [2, 1], which lies on both sides of 1."""
     compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
     one = torch.eye(5, dtype=torch.float64)
-    attend = lambda x, map, **params: sm.attention(x, one, one, scale=1.0, map=map, **params)
+    attend = lambda x, by, **params: sm.attention(x, one, one, scale=1.0, map=by, **params)
     learnt = lambda alpha: sm.Entmax(alpha=nn.Parameter(alpha))
     return {
         "vmap": torch.func.vmap(lambda x, alpha: sm.entmax(x, alpha=alpha)),
