@@ -107,8 +107,8 @@ def test_numbers_that_vary_break_no_graph(name: str, dynamic: bool | None):
     ("name", "what", "value"),
     [
         ("softmax", "temperature", 0.0),
-        ("attention by entmax", "alpha", 0.5),
-        pytest.param("linear_loss of entmax", "alpha", 0.5, marks=pytest.mark.exhaustive),
+        ("attention by entmax", "alpha", -0.5),
+        pytest.param("linear_loss of entmax", "alpha", -0.5, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_number_that_varies_stays_in_its_domain(name: str, what: str, value: float):
@@ -445,3 +445,28 @@ def test_a_module_is_traced_for_every_batch(name: str):
     module = make()
     traced = torch.jit.trace(module, given, check_trace=name not in RANDOM_MODULES)
     assert_of_every_batch(name, traced, module, given)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True, "sink": 0.5}, {"map": "sparsemax"}, {"map": "elastic_softmax"}], ids=str
+)
+def test_an_exported_attention_has_any_length(options: dict[str, Any]):
+    module = Called(nn.Identity(), lambda _, x: sm.attention(x, x, x, **options))
+    shapes = {"x": {2: torch.export.Dim("length")}}
+    graph = torch.export.export(module, (normal(1, 2, 6, 4),), dynamic_shapes=shapes).module()
+    for n in (3, 9000) if not options else (3, 70):
+        x = normal(1, 1, n, 4, seed=n).expand(1, 2, n, 4)
+        torch.testing.assert_close(graph(x), module(x))
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_compiled_prefix_sum_has_any_length(dynamic: bool | None):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(sm.logcumsumexp, fullgraph=True, backend=counter, dynamic=dynamic)
+    for n in (7, 8, 100, 33):
+        ours, theirs = (normal(3, n).requires_grad_() for _ in range(2))
+        found, expected = compiled(ours), torch.logcumsumexp(theirs, -1)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y, x in ((found, ours), (expected, theirs))))
+    assert counter.frame_count <= 2
