@@ -282,7 +282,9 @@ def _loss(
         sums = wide.evaluate(evaluation(wide, **options))
         number = number if isinstance(number, Tensor) else sums.new_full((), math.prod(own.shape) / max(own.shape[axis], 1))
         sums, number = total(torch.stack((sums, number)))
-        value = (mean_over(sums, number, empty) if reduction == "mean" else sums).to(batch.dtype)
+        mean = mean_over(sums, number, "zero")  # so that scores of which no row counts get a gradient of 0
+        mean = mean if empty == "zero" else mean.masked_fill(number == 0, math.nan)
+        value = (mean if reduction == "mean" else sums).to(batch.dtype)
     return layout.put(value, rows if reduction == "none" else ())
 
 

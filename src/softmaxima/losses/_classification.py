@@ -282,11 +282,12 @@ class Batch:
 
 
 def mean_over(sums: Tensor, weight: float | Tensor, empty: str) -> Tensor:
-    """sums/weight; over nothing NaN, or 0 if `empty` is "zero" and no loss is NaN, with a slope of 0."""
+    """sums/weight; over nothing NaN, or 0 if `empty` is "zero" and no loss is NaN."""
     weight = weight if isinstance(weight, Tensor) else sums.new_full((), weight)
     nothing = weight == 0
-    mean = sums / weight.masked_fill(nothing, 1.0)
-    return mean.masked_fill(nothing & ~sums.isnan(), math.nan if empty == "nan" else 0.0)
+    if empty == "nan":
+        return sums / weight.masked_fill(nothing, math.nan)
+    return (sums / weight.masked_fill(nothing, 1.0)).masked_fill(nothing & ~sums.isnan(), 0.0)
 
 
 def reduced(
