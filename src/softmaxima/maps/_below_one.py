@@ -35,7 +35,7 @@ def literal_rows(x: Tensor, beta: Tensor) -> Tensor:
 def dense_rows(z: Tensor, beta: Tensor) -> Tensor:
     """In float64."""
     x = z.double() - row_maximum(z).double()
-    level = torch.zeros_like(x[..., :1])
+    p, level = x, torch.zeros_like(x[..., :1])
     for _ in range(STEPS):
         excess = beta * x * (beta * level).exp()  # ρ − 1
         p = (torch.log1p(excess) / beta - level).exp()
