@@ -307,6 +307,21 @@ def test_strata_narrow_the_bernstein_interval_and_cover():
     assert np.median(widths) < 0.5
 
 
+def test_a_bernstein_interval_ends_where_its_supermartingales_reach_two_over_delta():
+    """Π exp(λ(y − μ) − ψ(λc)(y − centre)²/c²), c the largest centre, above the lower end, and with −λ and c = 1 below the upper."""
+    y, centres, delta = np.tile([[0.1, 0.6], [0.3, 0.4]], (50, 1)), np.array([0.2, 0.5]), 0.1
+    psi = lambda stake: -math.log1p(-stake) - stake
+    ends = bernstein_interval([Stage(y, 0.9, 0.4, centres)], delta)
+    for end, bet, centre in ((ends[0], 0.9, 0.5), (ends[1], -0.4, 1.0)):
+        cost = psi(abs(bet) * centre) * ((y - centres) / centre) ** 2
+        assert (bet * (y - end) - cost).sum() == pytest.approx(math.log(2 / delta))
+
+
+def test_of_a_population_the_share_that_is_left_of_the_variance_counts():
+    half = lambda population: hall_interval(Moments(1.0, 1.0, 0.0), 100, 0.05, population)[1] - 1
+    assert half(400) == pytest.approx(math.sqrt(1 - 100 / 400) * half(INF))
+
+
 @given(st.floats(0.1, 10), st.floats(0.01, 10), st.floats(-30, 30))
 def test_hall_intervals_widen_to_the_side_of_the_skewness(mean: float, variance: float, skewness: float):
     draws = Moments(mean, variance, skewness * variance**1.5)
@@ -327,6 +342,16 @@ def test_an_unseen_draw_raises_the_upper_limit_alone(mean: float, variance: floa
     assert high >= plain[1] - 1e-12
     if largest == 0.0:
         assert high == plain[1]
+
+
+def test_an_upper_limit_of_heavy_tails_allows_for_a_draw_that_was_not_seen():
+    """Of terms with P(y > u) = u^−2, whose variance has no end, Hall's limit alone is too low nearly 3 times as often as said."""
+    y = np.random.default_rng(0).uniform(size=(4000, 500)) ** -0.5
+    deviation = y - y.mean(1, keepdims=True)
+    draws = Moments(y.mean(1), y.var(1, ddof=1), (deviation**3).mean(1), deviation.max(1))
+    plain, allowing = (interval(draws, 500, 0.05, INF)[1] for interval in (hall_interval, extrapolated_interval))
+    assert np.mean(plain < 2.0) > 0.06
+    assert np.mean(allowing < 2.0) <= 0.01
 
 
 @pytest.mark.parametrize("k", [0.2, 0.5, 1.0, 2.0])

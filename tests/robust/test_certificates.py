@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,30 @@ def test_the_radius_of_softmax_under_linf_is_half_the_difference_of_logits():
     torch.testing.assert_close(halved, expected / 2, rtol=1e-12, atol=1e-14)
     cold = robust.probability_radius("log_softmax", x, x.argmax(-1), 0.3, temperature=0.5)
     torch.testing.assert_close(cold, 0.5 * robust.probability_radius("softmax", 2 * x, x.argmax(-1), 0.3), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("norm", [1.0, math.inf])
+def test_a_probability_is_kept_at_its_radius_and_lost_at_the_next_number(norm: float):
+    x, target = normal(8, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    radius = robust.probability_radius("softmax", x, target, 0.2, norm)
+    lost = radius.nextafter(torch.full_like(radius, math.inf))
+    at = lambda eps: robust.worst_probabilities("softmax", x, eps.unsqueeze(1), norm).lower.gather(1, target.unsqueeze(1))[:, 0]
+    inside = radius > 0
+    assert inside.sum() >= 4
+    assert (at(radius)[inside] >= 0.2).all()
+    assert (at(lost)[inside] < 0.2).all()
+
+
+@pytest.mark.parametrize("of", ["temperature", "lipschitz"])
+def test_a_radius_of_a_probability_is_the_largest_number_that_holds_in_other_units(of: str):
+    """Scores are 3τ and 0, or are moved by 3 L of what inputs are: exact are τ times and 1/L of the radius at 3 and 0."""
+    kept = Fraction(float(robust.probability_radius("softmax", np.array([3.0, 0.0]), 0, 0.7)))
+    units = [unit for unit in np.random.default_rng(0).uniform(0.1, 10, 25) if 3 * unit / unit == 3]
+    assert len(units) > 15
+    for unit in units:
+        score, factor = (3 * unit, Fraction(unit)) if of == "temperature" else (3.0, 1 / Fraction(unit))
+        radius = float(robust.probability_radius("softmax", np.array([score, 0.0]), 0, 0.7, **{of: unit}))
+        assert Fraction(radius) <= kept * factor < Fraction(math.nextafter(radius, math.inf))
 
 
 def test_nothing_takes_a_lone_probability_and_nan_stays():
