@@ -415,6 +415,13 @@ def test_noise_of_clients_or_the_server_is_held_by_the_interval(noise: str):
     assert found[0].scale == pytest.approx(scale, rel=1e-6)
 
 
+@pytest.mark.parametrize(("noise", "together"), [("client", 5), ("server", 1)])
+def test_intervals_of_noise_hold_at_once_for_all_who_add_it(noise: str, together: int):
+    found = federated.private_logsumexp([np.zeros(200)] * 5, sm.privacy.Entries((0, 1)), epsilon=1.0, noise=noise, confidence=0.9)
+    reach = found.scale * math.log(together / 0.1)  # of Laplace's noise
+    assert (found.value - found.lower, found.upper - found.value) == pytest.approx((reach, reach), rel=1e-6)
+
+
 @pytest.mark.parametrize("least", [50, 200])
 def test_the_server_needs_less_noise_by_the_number_of_clients(least: int):
     rows = list(np.random.default_rng(0).uniform(0, 1, (5, 200)))

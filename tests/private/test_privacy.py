@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 import softmaxima as sm
 from conftest import at_most, exhaustively
@@ -175,6 +176,15 @@ def test_a_release_is_near_the_sum_and_its_interval_says_how_near(cost: dict[str
     assert len({release.value for release in releases}) == times
     assert {(r.epsilon, r.delta, r.rho) for r in releases} == {(cost.get("epsilon"), cost.get("delta", 0.0), cost.get("rho"))}
     assert {release.mechanism for release in releases} == {"laplace" if list(cost) == ["epsilon"] else "gaussian"}
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
+@pytest.mark.parametrize("cost", [{"epsilon": 1.0}, {"rho": 0.5}], ids=str)
+def test_an_interval_is_as_wide_as_quantiles_of_its_noise(cost: dict[str, float], confidence: float):
+    """P[|Z| > t] is e^{−t/scale} of Laplace's noise."""
+    release = privacy.logsumexp(np.zeros(100), privacy.Entries((0, 1)), confidence=confidence, **cost)
+    wide = -math.log(1 - confidence) if "epsilon" in cost else norm.isf((1 - confidence) / 2)
+    assert (release.value - release.lower, release.upper - release.value) == pytest.approx((release.scale * wide,) * 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -425,6 +435,13 @@ def test_an_audit_of_the_right_function_with_the_wrong_sensitivity_finds_it():
     records = privacy.Scores((0, 10), 1.0)
     wrong = sum_of(records, 2, 0.5) >> dp.m.make_laplace(*NUMBER, 1.0)
     assert privacy.audit(wrong, [1.0, 1.0], [2.0, 2.0], trials=4000, confidence=SURELY).epsilon > 1.0
+
+
+def test_an_event_is_not_judged_by_the_answers_that_chose_it():
+    """Those of x are at first the larger, and then the smaller: so they are too of both halves together."""
+    halves = {0: [1.0, 1.0, 1.0, 0.0, 0.0] * 100 + [0.0] * 500, 1: [0.0, 0.0, 0.0, 1.0, 1.0] * 100 + [1.0] * 500}
+    answers = {x: iter(given) for x, given in halves.items()}
+    assert privacy.audit(lambda x: next(answers[x]), 0, 1, trials=1000).epsilon == 0.0
 
 
 def test_an_audit_of_no_difference_finds_nothing():
