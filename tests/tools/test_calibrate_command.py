@@ -17,7 +17,7 @@ import torch
 from conftest import Run
 from softmaxima.cli.calibrate import calibrate
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.calibration import Settings, calibrated
+from softmaxima.experiments.calibration import Settings, calibrated, crossed_classes
 from softmaxima.experiments.calibration_peers import beside_others
 from softmaxima.experiments.calibration_scores import Scores, read_scores
 from softmaxima.experiments.measures import METRICS
@@ -181,6 +181,16 @@ def sure(rows: int, margin: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     x = random.standard_normal((rows, len(NAMES)))
     x[np.arange(rows), random.integers(0, len(NAMES), rows)] += margin
     return x, np.argmax(x + random.gumbel(size=x.shape), -1)
+
+
+@pytest.mark.parametrize(("classes", "told"), [(2, (("0", "1"),)), (10, ())])
+def test_columns_are_called_swapped_by_the_error_of_all_pairs_together(classes: int, told: tuple[Any, ...]):
+    """Three and a half errors apart: beyond 3.1 of one pair with a false alarm in a thousand, within 4.1 of 45."""
+    rows, labels = 20, np.repeat(np.arange(classes), 20)
+    x = np.where(np.arange(classes) > 1, 100.0 * (labels[:, None] == np.arange(classes)), 0.0)
+    x[: 2 * rows, 0] = np.tile([1.0, -1.0], rows)
+    x[:rows, 0] -= 3.5 * math.sqrt(2 * np.var(x[:rows, 0], ddof=1) / rows)
+    assert crossed_classes(Scores("scores", "target", tuple(map(str, range(classes))), x, labels)) == told
 
 
 def test_calibrated_scores_are_not_divided_because_no_row_shows_what_an_error_costs():

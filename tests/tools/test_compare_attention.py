@@ -40,6 +40,7 @@ from softmaxima.experiments.attention import (
     heads,
     kept_bytes,
     offered,
+    over_bars,
     summary,
     total_steps,
     trained,
@@ -312,6 +313,34 @@ def test_the_interval_has_the_variance_over_seeds_and_over_rows(digits: Task) ->
     over_seeds, over_rows = (stats.t.ppf(1 - 0.05 / 3 / 2, freedom) for freedom in (3, 8))
     half = math.sqrt(over_seeds**2 * gains.var(ddof=1) / 4 + over_rows**2 * np.var(batches, ddof=1) / 9)
     assert (gain.mean, gain.low, gain.high) == pytest.approx((gains.mean(), gains.mean() - half, gains.mean() + half))
+
+
+def test_rows_are_means_over_all_seeds(digits: Task) -> None:
+    """Of two seeds the other has half of what the rows differ by."""
+    rows = np.zeros((2, 64))
+    rows[0, :16], rows[1, 16:32] = 0.25, 0.5
+    gain = difference(of_rows("a", rows), of_rows("softmax", np.zeros((2, 64))), digits.metric, 1)
+    over_seeds, over_rows = (stats.t.ppf(0.975, freedom) for freedom in (1, 3))
+    by_seed, by_batch = rows.mean(1), [0.125, 0.25, 0.0, 0.0]
+    half = math.sqrt(over_seeds**2 * np.var(by_seed, ddof=1) / 2 + over_rows**2 * np.var(by_batch, ddof=1) / 4)
+    assert gain.reach == pytest.approx(half)
+
+
+def test_intervals_over_both_bars_hold_at_once_for_all_maps(digits: Task) -> None:
+    own, *bars = (ran(name, qualities) for name, qualities in (("a", [0.7, 0.8]), ("even", [0.5, 0.4]), ("none", [0.1, 0.2])))
+    assert over_bars(own, bars, 5, digits.metric) == {bar.name: difference(own, bar, digits.metric, 10) for bar in bars}
+
+
+@pytest.mark.parametrize("others", [1, 6])
+def test_a_map_is_taken_where_the_interval_of_so_many_leaves_out_0(others: int, digits: Task) -> None:
+    """All others are right where softmax is, and this one in so many rows more."""
+    even, softmax = (np.repeat([own], 5, 0) for own in (np.zeros(HELD), np.tile([1.0, 0.0], HELD // 2)))
+    with_more = lambda won: np.where(np.cumsum(1 - softmax, 1) <= won, 1.0, softmax)
+    shown = lambda won: difference(of_rows("a", with_more(won)), of_rows("softmax", softmax), digits.metric, others).better
+    enough = next(won for won in range(1, HELD // 2 + 1) if shown(won))
+    for won, headline in ((enough - 1, "Stay with softmax"), (enough, "Take a")):
+        rows = {"softmax": softmax, EVEN.name: even, "a": with_more(won), **{f"b{k}": softmax for k in range(1, others)}}
+        assert said(digits, rows).headline == headline
 
 
 @pytest.mark.parametrize(("rows", "batches"), [(512, 16), (256, 16), (255, 15), (40, 2), (15, 2)])

@@ -20,14 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
 from conftest import Run as Command
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments import heads_plan, vae_study
+from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.pixels import digits
-from softmaxima.experiments.studies import Reached, Run
+from softmaxima.experiments.studies import Reached, Run, difference
 from softmaxima.experiments.vae import VAE, Estimated
 from softmaxima.experiments.vae_claims import COUNT, FAILS, HOLDS, OPEN, ORDERS, claims
 from softmaxima.experiments.vae_gradients import worth
@@ -348,6 +350,14 @@ def test_what_is_said_holds_where_it_is_what_is_measured_and_only_there() -> Non
     assert by["gradient SNR", "Gumbel-softmax 1", "Gumbel-softmax 0.5"] == OPEN
 
 
+def test_a_gain_in_snr_is_the_logarithm_of_a_ratio() -> None:
+    finding = said(AS_SAID, SNR, STEPS)
+    (gain,) = (c.gain for c in claims(finding) if (c.measure, c.better, c.worse) == ("gradient SNR", "softmax", "REBAR"))
+    ratios = np.divide(finding.of("softmax").by_seed("snr"), finding.of("REBAR").by_seed("snr"))
+    half = stats.t.isf(0.025 / COUNT, 4) * np.std(np.log(ratios), ddof=1) / math.sqrt(5)
+    assert (gain.mean, gain.reach) == pytest.approx((np.log(ratios).mean(), half))
+
+
 def test_convergence_is_told_of_what_gets_there() -> None:
     finding = said(
         {"softmax": -29.0, "REINFORCE": -20.0, "ReinMax": -20.0, PIXELS: -26.0}, {}, {"REINFORCE": 300.0, "ReinMax": 100.0}
@@ -386,6 +396,23 @@ def test_the_best_is_taken_and_what_cannot_be_told_from_it_is_named() -> None:
     verdict = said(levels, {}, {}).verdicts[0]
     assert verdict.headline in ("Take ReinMax", "Take REBAR")
     assert verdict.reason.endswith(f"of all pairs: {'REBAR' if 'ReinMax' in verdict.headline else 'ReinMax'}.")
+
+
+def test_what_cannot_be_told_from_the_best_is_so_of_all_pairs() -> None:
+    """Six of four estimators: by as much less as three would show, it is named, and by what six show it is not."""
+    best, pairs = -20.0, 6
+
+    def at(fall: float) -> tuple[Difference, Difference, str]:
+        finding = said({"softmax": -29.0, "REINFORCE": -22.0, "ReinMax": best, "REBAR": best - fall, PIXELS: -26.0}, {}, {})
+        taken, other, question = finding.of("ReinMax"), finding.of("REBAR"), finding.task.questions[0]
+        assert finding.verdicts[0].headline == "Take ReinMax"
+        three, six = (difference(taken, other, question, comparisons) for comparisons in (3, pairs))
+        return three, six, finding.verdicts[0].reason
+
+    found = [at(fall) for fall in np.arange(0.0, 0.01, 0.0005)]
+    assert any(three.better and not six.better for three, six, _ in found)
+    for _, six, reason in found:
+        assert reason.endswith("of all pairs: REBAR." if not six.better else "It is better than every other, of all pairs.")
 
 
 def test_what_could_have_been_shown_is_told_where_nothing_looks_better() -> None:

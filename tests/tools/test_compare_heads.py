@@ -527,6 +527,27 @@ def test_intervals_of_a_column_hold_together_with_those_of_what_was_not_trained(
     assert f"up to {math.ceil(500 * gains[0].reach)} of as many new ones" in note(finding, columns(finding))
 
 
+def test_what_is_the_same_with_one_seed_alone_is_not_the_same() -> None:
+    finding = said(digits(), "accuracy", {"softmax": 0.90, "sparsemax": 0.90, FREQUENCIES: 0.1, PIXELS: 0.1}, noise=0.0)
+    question, softmax, one = finding.task.questions[1], finding.softmax, finding.of("sparsemax")
+    batches = (0.95, *(0.9,) * 15)
+    other = Reached({"accuracy": float(np.mean(batches))}, {"accuracy": batches}, {"accuracy": 500})
+    differing = replace(one, runs=(*one.runs[:-1], replace(one.runs[-1], reached=other)))
+    assert difference(one, softmax, question, 1).same
+    assert not difference(differing, softmax, question, 1).same
+
+
+def test_the_interval_of_a_pace_is_over_seeds_and_holds_with_those_of_all_other_heads() -> None:
+    finding = said(text(HELD), "smoothed nats", LEVELS, step={"sampled softmax": 0.9})
+    pace, others = finding.pace(finding.of("sampled softmax")), len(finding.others)
+    runs = zip(finding.softmax.runs, finding.of("sampled softmax").runs, strict=True)
+    gains = [math.log(softmax.step_seconds / own.step_seconds) for softmax, own in runs]
+    assert others == 3
+    assert (pace.mean, pace.reach) == pytest.approx(
+        (np.mean(gains), stats.t.isf(0.025 / others, len(gains) - 1) * math.sqrt(np.var(gains, ddof=1) / len(gains)))
+    )
+
+
 def test_what_is_faster_for_certain_is_told_with_its_price() -> None:
     finding = said(text(HELD), "smoothed nats", LEVELS, step={"sampled softmax": 0.4, "adaptive softmax": 0.5})
     assert (

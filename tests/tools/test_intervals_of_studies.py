@@ -13,7 +13,8 @@ from scipy.stats import beta, t
 
 import softmaxima as sm
 from softmaxima.experiments import calibration, graph_study, mixtures, private_sums, robustness_study
-from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.differences import Difference, widened
+from softmaxima.experiments.measures import METRICS
 from softmaxima.experiments.mixtures import Chosen
 from softmaxima.experiments.private_sums import Sum, Votes
 from softmaxima.experiments.robustness_study import AtTest, Study
@@ -92,6 +93,14 @@ def test_of_a_calibration(monkeypatch: pytest.MonkeyPatch):
     most = beta.ppf(1 - 0.05 / (2 * number), 1 + 1, 4 - 1)  # of rows that are wrong, where one of four was
     by_weight = (0.1 * 1 + 0.1 * 1 + 0.2 * 2) / 0.4
     assert calibration._by_errors_to_come(measures, change) == pytest.approx((most - 1 / 4) * by_weight)
+
+
+def test_of_another_mean_that_is_as_possible():
+    """The end on its side moves as far, and no further than the metric's differences do; the other stays."""
+    found, accuracy = Difference(0.1, 0.05, 0.15, 0.05), METRICS["accuracy"]
+    for mean, low, high in ((-0.2, -0.2, 0.15), (0.4, 0.05, 0.4), (0.12, 0.05, 0.15), (-3.0, -1.0, 0.15), (3.0, 0.05, 1.0)):
+        moved = widened(found, mean, accuracy)
+        assert (moved.mean, moved.low, moved.high) == (0.1, low, high)
 
 
 def votes(falls: tuple[float, ...], teachers: int = 100) -> list[Votes]:

@@ -16,7 +16,7 @@ from conftest import exhaustively
 from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Metric, Result
-from softmaxima.experiments.recommendation import recommend
+from softmaxima.experiments.recommendation import PROVING, learnt, recommend
 from softmaxima.experiments.verdicts import interval
 from softmaxima.integrations.pairs import Pair
 from softmaxima.report.compare_figures import NAME_SHOWN, _shortened
@@ -167,6 +167,18 @@ def test_a_pair_that_is_better_is_taken_with_what_it_loses() -> None:
         "time of a training step (4.00 ms against 1.00 ms)",
     ):
         assert part in found.reason
+
+
+def test_what_has_learnt_has_by_intervals_that_hold_for_all_pairs_and_metrics() -> None:
+    """Three of each."""
+    baseline, others = scored("class frequencies", [0.5] * 5), [scored(name, [0.5] * 5) for name in ("softmax", "b")]
+    found = lambda gain: scored("a", gain / 1000 + np.array([0.51, 0.49, 0.52, 0.48, 0.5]))
+    shown = lambda gain, tries: difference(found(gain), baseline, ACCURACY, 5, tries).better
+    enough = next(gain for gain in range(1, 300) if shown(gain, 9))
+    assert shown(enough - 1, 3)
+    for gain, names in ((enough - 1, []), (enough, ["a"])):
+        by_metric = learnt([found(gain), *others], baseline, PROVING, 5)
+        assert [result.name for result in by_metric[ACCURACY]] == names
 
 
 def test_pairs_that_predicted_the_same_are_counted_one_by_one() -> None:

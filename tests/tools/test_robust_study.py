@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import softmaxima as sm
 from softmaxima.experiments import robustness, robustness_masking, robustness_peers, robustness_study
+from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.robustness import Way
 from softmaxima.experiments.robustness_masking import withstood
 from softmaxima.experiments.robustness_peers import BLACK_BOX, of_art
@@ -135,6 +137,37 @@ def test_the_verdict_of_thirty_percent_turns_where_the_end_of_the_interval_does_
     assert verdict(enough) == "holds for sparsemax (plain)"
     assert verdict(enough - 1) == verdict(possible) == "does not hold, and is not excluded for sparsemax (plain)"
     assert verdict(possible - 1) == "does not hold"
+
+
+def test_only_what_leaves_out_0_and_hides_no_gradient_is_counted():
+    def gain(low: float, high: float, masked: bool = False) -> robustness_study.Gain:
+        return robustness_study.Gain("plain", f"{low:g}", "softmax", Difference((low + high) / 2, low, high), masked)
+
+    told = robustness_study.counted([gain(0.001, 0.1), gain(-0.1, -0.001), gain(0.001, 0.1, masked=True)])
+    assert told == "2 of 3 differences leave out 0 (more: plain, 0.001; less: plain, -0.1)"
+    assert robustness_study.counted([gain(-0.001, 0.1), gain(-0.1, 0.001)]) == "none of 2 differences leaves out 0"
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_a_temperature_at_test_time_helps_or_hides_where_the_end_of_the_interval_is_above_0(hides: bool):
+    base, tell = (0.4,) * 4, lambda value: (value,) * 4
+
+    def found(more: int) -> tuple[bool, Study]:
+        """(whether 0 is left out, the study) of so many thousandths more, through probabilities or on logits."""
+        left = (tell(0.4 + more / 1000), base) if hides else (base, tell(0.4 + more / 1000))
+        of_tau = [robustness_study.AtTest("plain", tau, *both, (0.0,), (0.0,)) for tau, both in ((1.0, (base, base)), (0.5, left))]
+        study = replace(planted(), at_test=of_tau)
+        difference = robustness_study.at_test_difference(study, *(left if hides else left[::-1]))
+        return difference.better, study
+
+    shown = next(more for more in range(1, 300) if found(more)[0])
+    before, after = (robustness_study.verdicts(found(more)[1])["temperature-defence"] for more in (shown - 1, shown))
+    if hides:
+        assert "leaves no more at any of them" in before
+        assert "points at τ = 0.5 (plain)" in after
+    else:
+        assert before.startswith("at test time it does not hold")
+        assert after.startswith("at test time it holds for plain, τ = 0.5:")
 
 
 def test_what_other_pictures_would_give_is_in_the_interval():
