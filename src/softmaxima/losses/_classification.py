@@ -861,7 +861,7 @@ class Loss:
         slopes = list(gradients)
         scale = value.new_ones(())
         if reduction == "mean":
-            scale = mean_over(scale, (counted if soft or weights is None else targets.weight).sum(), empty)
+            scale = mean_over(scale, (counted if soft or weights is None else targets.weight).sum(dtype=torch.float64), empty)
         first = next(iter(rows.parts(parts)))
         value = value if reduction == "none" else value.sum() * scale
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
