@@ -14,10 +14,9 @@ from softmaxima.attn.arguments import Request, Visible
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.jacobian import product
 from softmaxima.core.recorded import decode, encode, find_keyed
-from softmaxima.core.tracing import is_eager, is_keeping, is_recorded, may_differentiate, operation, transforming
+from softmaxima.core.tracing import is_keeping, is_recorded, may_differentiate, operation, transforming
 from softmaxima.kernels.attention import Options
 from softmaxima.kernels.devices import attention, largest_head
-from softmaxima.kernels.native import Theta
 from softmaxima.lse.logaddexp import logaddexp
 
 
@@ -27,7 +26,7 @@ def fits(request: Request) -> bool:
     if kernel is None or request.dropout or transforming():
         return False
     query, value = request.query, request.value
-    theta = theta_of(request)
+    theta = kernel.theta(*request.params.values())
     if theta is None or 0 in (*query.shape, *request.key.shape, *value.shape):
         return False
     known = tuple(None if isinstance(number, Tensor) else number for number in theta)
@@ -49,14 +48,6 @@ def fits(request: Request) -> bool:
     # What a module says, as `Positive` does, requires no gradient while gradients are off; what is kept may run with them on.
     said = is_keeping() and any(value is not request.bias for value in tensors)
     return not (said or any(value.requires_grad for value in tensors))
-
-
-def theta_of(request: Request) -> Theta | None:
-    """What the kernel takes; of parameters that a recorder does not show, which `_read_theta` sees to, these."""
-    values = tuple(request.params.values())
-    theta = request.map.kernel.theta(*values)  # type: ignore[union-attr]
-    is_unread = any(isinstance(value, Tensor) and not is_eager(value) for value in values)
-    return values if theta is None and is_unread else theta
 
 
 def attend(request: Request, wants_lse: bool) -> tuple[Tensor, Tensor]:
@@ -214,7 +205,7 @@ def _options(request: Request) -> Options:
     return Options(
         kernel=request.map.kernel,  # type: ignore[arg-type]
         tau=request.temperature,
-        theta=_read_theta(request),
+        theta=request.map.kernel.theta(*request.params.values()),  # type: ignore[union-attr, arg-type]
         sparse=request.map.properties.sparse,
         scale=request.scale,
         softcap=request.softcap,
@@ -228,16 +219,6 @@ def _options(request: Request) -> Options:
         first=visible.first,
         sinks=request.sink,
     )
-
-
-def _read_theta(request: Request) -> Theta:
-    theta = theta_of(request)
-    if theta is None:
-        raise ValueError(
-            f"attention: {request.map.name} has no kernel for {request.params}, and the graph was recorded for tensors that have; "
-            "leave attention out of it, or give the numbers themselves"
-        )
-    return theta
 
 
 def _row_numbers(value: float | Tensor, like: Tensor) -> Tensor:
