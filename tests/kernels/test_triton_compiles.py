@@ -169,8 +169,7 @@ def attend(
     """Both passes of attention over heads of this size, causal."""
     kernel, theta = KERNELS[name], theta_of(name)
     q, k, v = (torch.zeros(1, 2, n, wide, dtype=dtype) for n, wide in ((queries, size), (keys, size), (keys, value_size or size)))
-    plain = {"tau": 1.0, "sparse": True, "scale": 0.5, "groups": 1, "mask": None, "bias": None, "lengths": None, "sinks": None}
-    options = Options(**{"kernel": kernel, "theta": theta, "left": None, "right": 0, **plain, **more})
+    options = Options(**{"kernel": kernel, "theta": theta, "sparse": True, "scale": 0.5, "right": 0, **more})
     wants_lse = attention.module_of(kernel.triton).ATTENTION.online  # type: ignore[union-attr]
     out, lse, kept = attention.forward(q, k, v, options, lse=wants_lse, keeps=True)
     attention.backward(q, k, v, out, lse if wants_lse else None, options, out=out, kept=kept, uses_scores=False)
@@ -198,6 +197,7 @@ def test_attention_with_every_option(name: str):
     mask, bias = torch.ones(250, 500, dtype=torch.bool), torch.zeros(1, 2, 1, 500)
     lengths = torch.full((1, 1, 1), 300)
     more = {"tau": each, "theta": theta, "mask": mask, "bias": bias, "lengths": lengths, "sinks": each, "left": 100}
+    more |= {"softcap": 30.0, "slopes": torch.ones(1, 2, 1, 1), "first": lengths}
     attend(name, 80, torch.float16, value_size=40, queries=250, keys=500, **more)
 
 

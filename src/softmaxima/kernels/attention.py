@@ -23,7 +23,7 @@ from torch import Tensor
 from softmaxima.kernels.native import Kernel, Theta, computed_in, in_memory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What attention is of, beside queries, keys and values.
 
@@ -36,20 +36,20 @@ class Options:
     """
 
     kernel: Kernel
-    tau: float | Tensor
+    tau: float | Tensor = 1.0
     theta: Theta
     sparse: bool
     scale: float
-    softcap: float | None
-    slopes: Tensor | None
-    groups: int
-    mask: Tensor | None
-    bias: Tensor | None
-    lengths: Tensor | None
-    left: int | None
-    right: int | None
-    first: int | Tensor
-    sinks: float | Tensor | None
+    softcap: float | None = None
+    slopes: Tensor | None = None
+    groups: int = 1
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    lengths: Tensor | None = None
+    left: int | None = None
+    right: int | None = None
+    first: int | Tensor = 0
+    sinks: float | Tensor | None = None
 
 
 def new_results(q: Tensor, v: Tensor, lse: bool, wide: bool) -> tuple[Tensor, Tensor]:
