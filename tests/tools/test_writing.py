@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -68,3 +69,25 @@ def test_a_full_disk_leaves_what_was_there(write: Callable, tmp_path: Path, monk
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "file")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_what_is_written_goes_through_no_name_that_others_foresee(write: Callable, tmp_path: Path) -> None:
+    opened: list[tuple[str, int]] = []
+    audited = lambda event, found: opened.append((str(found[0]), found[2])) if event == "open" and watched else None
+    watched = True
+    sys.addaudithook(audited)
+    for _ in range(2):
+        write(tmp_path / "file")
+    watched = False
+    partial = [(path, flags) for path, flags in opened if path.startswith(str(tmp_path)) and flags & os.O_CREAT]
+    assert len(dict(partial)) == len(partial) == 2
+    assert all(flags & os.O_EXCL for _, flags in partial)  # with which no link is followed
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_others_may_not_read_stays_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o600)
+    write_text(tmp_path / "file", "scores")
+    write_text(tmp_path / ("n" * 255), "a name as long as names may be")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600

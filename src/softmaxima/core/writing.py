@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,13 @@ def write_bytes(path: Path, content: bytes) -> None:
         path.write_bytes(content)
         return
     path = Path(os.path.realpath(path))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # a name that nobody foresees, and "x" opens no file and follows no link that is there
+    partial = path.with_name(f".softmaxima-{secrets.token_hex(8)}.partial")
+    file = partial.open("xb")
     try:
-        with partial.open("wb") as file:
+        with file:
+            if path.exists():
+                partial.chmod(path.stat().st_mode & 0o777)  # what others may not read they still may not
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # a disk that is full shows here, before the old file is gone
