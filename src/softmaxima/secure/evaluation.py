@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Generic, Literal, TypeVar, overload
 
@@ -228,13 +228,16 @@ def together(
     """What each party tells; all are ended before it returns. Those that are absent are never started."""
     parties: dict[int, _Party] = {}
     with contextlib.ExitStack() as open_until_then:
-        sockets = [open_until_then.enter_context(_listening()) for _ in orders]
-        addresses = [f"-P127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-        for party, (order, own) in enumerate(zip(orders, sockets, strict=True)):
+        ends: list[dict[int, socket.socket]] = [{} for _ in orders]  # of each party, by whom it reaches there
+        for party, (order, own) in enumerate(zip(orders, ends, strict=True)):
+            for other in range(party + 1, len(orders)):
+                own[other], ends[other][party] = map(open_until_then.enter_context, _connected())
             if party not in absent:
                 answer, errors = (open_until_then.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2))
-                parties[party] = open_until_then.enter_context(_Party(order, own, [*addresses, f"-I{party}"], answer, errors))
-            own.close()  # so that nobody is reached where a party is gone
+                arguments = [f"-M{len(orders)}", f"-I{party}"]
+                parties[party] = open_until_then.enter_context(_Party(order, own, arguments, answer, errors))
+            for end in own.values():
+                end.close()  # so that the others hear where a party is gone
         deadline = time.monotonic() + timeout + START  # a party gives up by itself, and says who is missing
         while None in (codes := [one.process.poll() for one in parties.values()]) and time.monotonic() < deadline:
             if any(codes):
@@ -251,17 +254,21 @@ def together(
     raise ConnectionError(f"{name}: {_which(told, status, len(orders))} {timeout:g} s; nothing was released{because}")
 
 
-def _listening() -> socket.socket:
-    """At a port of its own. Its number is above those of the standard streams, which a party has for itself."""
-    with socket.create_server(("127.0.0.1", 0)) as low:
-        return socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+def _connected() -> Iterator[socket.socket]:
+    """Two ends of a connection that has no address, so that nobody else can speak on it.
+
+    Their numbers are above those of the standard streams, which a party has for itself.
+    """
+    for low in socket.socketpair():
+        with low:
+            yield socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 class _Party:
     """A process that has what this one can import, its order, and a pipe whose end tells it that this process is gone."""
 
     def __init__(
-        self, order: dict[str, Any], own: socket.socket, arguments: Sequence[str], answer: IO[str], errors: IO[str]
+        self, order: dict[str, Any], own: dict[int, socket.socket], arguments: Sequence[str], answer: IO[str], errors: IO[str]
     ) -> None:
         self._answer, self._errors = answer, errors
         self.process = subprocess.Popen(
@@ -269,10 +276,10 @@ class _Party:
             stdin=subprocess.PIPE,
             stdout=self._answer,
             stderr=self._errors,
-            pass_fds=[own.fileno()],
+            pass_fds=[end.fileno() for end in own.values()],
         )
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python leaves others out
-        line = json.dumps([path, order | {"socket": own.fileno()}]).encode() + b"\n"
+        line = json.dumps([path, order | {"ends": {other: end.fileno() for other, end in own.items()}}]).encode() + b"\n"
         self._giving = threading.Thread(target=self._give, args=(line,), daemon=True)  # who is stopped does not read
         self._giving.start()
 
@@ -322,9 +329,6 @@ def _which(told: dict[int, dict[str, Any]], status: dict[int, int | None], count
     named = {gone for one in told.values() for gone in one.get("missing", ())}
     silent = {party for party, code in status.items() if code is None}
     gone = sorted((named | silent | set(range(count)) - set(status)) - {party for party, one in told.items() if one})
-    if not gone and (far := sorted({other for one in told.values() for other in one.get("unreached", ())})):
-        who = f"parties {', '.join(map(str, far))} of {count} were not reached by others"
-        return f"{who}, so let processes reach each other at 127.0.0.1, or pass a longer timeout than"
     if not gone:
         return f"{count} parties were not done, so pass a longer timeout than"
     return f"part{'ies' if len(gone) > 1 else 'y'} {', '.join(map(str, gone))} of {count} did not take part within"

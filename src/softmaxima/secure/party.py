@@ -2,8 +2,8 @@
 
 Where the input ends the process that began it is gone, and it goes too.
 
-The order has its scores and the socket that it listens on; the message is what was opened, or which parties are missing and
-which were never reached. A party that fails by itself gives none, and an exit status.
+The order has its scores and its ends of connections to the others; the message is what was opened, or which parties are missing.
+A party that fails by itself gives none, and an exit status.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,11 +45,12 @@ class Messages:
         them.
     """
 
-    def __init__(self, mpc: Any, latency: float) -> None:
+    def __init__(self, mpc: Any, ends: dict[int, int], latency: float) -> None:
         from mpyc.asyncoro import MessageExchanger
 
         self.longest, self.messages = 0, 0
         self.over, self.lost = False, set()
+        self.ends = {end: other for other, end in ends.items()}
         send, receive, received = MessageExchanger.send, MessageExchanger.receive, MessageExchanger.data_received
 
         def sent(exchanger: Any, pc: int, payload: bytes) -> None:
@@ -71,8 +74,8 @@ class Messages:
         def lost(exchanger: Any, error: Exception | None) -> None:
             if self.over:
                 ended(exchanger, None)
-            elif exchanger.peer_pid is not None:  # a stranger may look at the port
-                self.lost.add(exchanger.peer_pid)
+            else:
+                self.lost.add(self.ends[exchanger.transport.get_extra_info("socket").fileno()])
                 mpc._loop.stop()
 
         exchanger.connection_lost = lost
@@ -108,6 +111,21 @@ def missing(mpc: Any, messages: Messages) -> list[int]:
     return sorted(messages.lost) or awaited
 
 
+def connect(mpc: Any, ends: dict[int, int]) -> None:
+    """Let mpyc take the ends that there are, where it would listen at an address and look for others."""
+    begin, parties = mpc._loop.create_connection, {peer.port: peer.pid for peer in mpc.parties}
+
+    async def to_later(factory: Callable[[], Any], host: str, port: int, **_: Any) -> None:
+        await begin(factory, sock=socket.socket(fileno=ends[parties[port]]))
+
+    async def from_earlier(factory: Callable[[], Any], **_: Any) -> Any:
+        for other in range(mpc.pid):
+            await begin(factory, sock=socket.socket(fileno=ends[other]))
+        return SimpleNamespace(close=lambda: None)  # nobody listens
+
+    mpc._loop.create_connection, mpc._loop.create_server = to_later, from_earlier
+
+
 def end_with_input() -> None:
     while os.read(0, 1):
         pass
@@ -120,14 +138,13 @@ def take_part(order: dict[str, Any]) -> None:
     with os.fdopen(os.dup(1), "w") as told:
         os.dup2(2, 1)  # mpyc prints there
         mpc = loaded()
-        listen, messages = mpc._loop.create_server, Messages(mpc, order["latency"])
-        own = socket.socket(fileno=order["socket"])
-        mpc._loop.create_server = lambda factory, **options: listen(factory, sock=own)
+        ends = {int(other): end for other, end in order["ends"].items()}
+        messages = Messages(mpc, ends, order["latency"])
+        connect(mpc, ends)
         try:
             found = mpc.run(asyncio.wait_for(opened_by_all(mpc, order, messages), order["timeout"]))
         except (TimeoutError, RuntimeError):  # the latter of a loop that was stopped
             if not messages.lost and isinstance(sys.exception(), RuntimeError):
                 raise
-            unreached = [peer.pid for peer in mpc.parties if peer.pid != mpc.pid and peer.protocol is None]
-            found = {"missing": missing(mpc, messages), "unreached": unreached}
+            found = {"missing": missing(mpc, messages)}
         told.write(json.dumps(found) + "\n")
