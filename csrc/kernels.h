@@ -287,6 +287,13 @@ struct SoftmaximaPairs {
     void* other;    // g · ∂/∂y
 };
 
+// How often each of n codes occurs, added to what is there: the sum of two counters, between which scores that repeat alternate.
+struct SoftmaximaCodes {
+    int64_t n;
+    const uint16_t* codes;
+    uint32_t* counts;  // [65536, 2]
+};
+
 // y = f(x) over n numbers, of dtype 0 or 1
 struct SoftmaximaElementwise {
     int64_t dtype, n;
@@ -295,7 +302,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 15
+#define SOFTMAXIMA_INTERFACE 16
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

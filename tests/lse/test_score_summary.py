@@ -39,6 +39,17 @@ def test_every_bound_holds_the_truth_however_the_scores_are_cut(x: Tensor, tau: 
     assert_holds(summary.bounds(), [value])
 
 
+@given(x=rows(), data=st.data())
+def test_scores_that_are_counted_are_so_many(x: Tensor, data: st.DataObject):
+    often = data.draw(st.lists(st.integers(0, 20), min_size=x.shape[-1], max_size=x.shape[-1]))
+    counted, each = sm.ScoreSummary(0.3).update(x[0], torch.tensor(often)), sm.ScoreSummary(0.3)
+    each = each.update(x[0].repeat_interleave(torch.tensor(often)))
+    assert (counted.n, counted._finite, counted._at_maximum) == (each.n, each._finite, each._at_maximum)
+    np.testing.assert_array_equal(counted._counts, each._counts)
+    np.testing.assert_array_equal(counted._largest, each._largest)
+    np.testing.assert_allclose(counted._mean, each._mean, rtol=1e-13)
+
+
 @pytest.mark.parametrize("offsets", [(0.0, 1e4), (1e4, 0.0), (-800.0, 0.0, 900.0), (1e-9, 30.0, 29.99), (-1e308, 1e308)], ids=str)
 def test_a_maximum_that_moves_loses_nothing(offsets: tuple[float, ...]):
     parts = [normal(200, seed=k) + offset for k, offset in enumerate(offsets)]
@@ -83,6 +94,12 @@ def test_wrong_use_is_told():
         sm.ScoreSummary(temperature=-1.0)
     with pytest.raises(TypeError, match="complex"):
         sm.ScoreSummary().update(np.array([1j]))
+    with pytest.raises(TypeError, match="counts must be integers, got torch"):
+        sm.ScoreSummary().update(np.zeros(2), np.ones(2))
+    with pytest.raises(ValueError, match=r"counts must be of the shape of x, \(2,\), got \(3,\)"):
+        sm.ScoreSummary().update(np.zeros(2), np.ones(3, int))
+    with pytest.raises(ValueError, match="counts must be at least 0, got -1"):
+        sm.ScoreSummary().update(np.zeros(2), np.array([1, -1]))
     with pytest.raises(ValueError, match="bound must be one of basic, mean, gap, adaptive, histogram, got 'best'"):
         sm.ScoreSummary().interval("best")
 

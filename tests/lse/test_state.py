@@ -17,8 +17,10 @@ from torch.autograd import gradcheck, gradgradcheck
 import softmaxima as sm
 from conftest import normal
 from softmaxima.kernels import interface
+from softmaxima.streams import counts as counts_module
 from softmaxima.streams import state as state_module
 from softmaxima.streams._scaled import exponential
+from softmaxima.streams.counts import COUNTED, EIGHT_BITS, Codes
 
 INF = math.inf
 scores = st.one_of(st.floats(-30, 30), st.floats(-1e4, 1e4), st.sampled_from([-INF, 0.0, 1.0, -1.0, -math.log(2), 1e4, -1e4]))
@@ -305,16 +307,35 @@ def test_pieces_of_arrays_and_of_tensors_are_the_same_sum(values, size: int, tau
         np.testing.assert_array_equal(ours.effective_size, theirs.effective_size)
 
 
-@given(
-    blocks=st.lists(st.binary(max_size=9), max_size=4), kind=st.sampled_from([np.int8, np.uint8]), scale=st.sampled_from([1.0, 0.1])
-)
-def test_counted_codes_are_the_sum_of_their_scores(blocks: list[bytes], kind: type, scale: float):
-    codes = [np.frombuffer(block, kind) for block in blocks]
-    counted = state_module.of_codes(codes, scale, 3.0, 2.0, True)
-    summed = state_module.of_pieces([scale * (q.astype(np.float64) - 3.0) for q in codes], 2.0, True)
-    assert (counted.n, counted.count, counted.maximum) == (summed.n, summed.count, summed.maximum)
-    assert ulps(float(counted.value), float(summed.value)) <= 1
-    assert ulps(float(counted.effective_size), float(summed.effective_size)) <= 4
+@given(blocks=st.lists(st.binary(max_size=18), max_size=4), kind=st.sampled_from(COUNTED), scale=st.sampled_from([1.0, 0.1]))
+@pytest.mark.parametrize("native", [True, False])
+def test_counted_codes_are_the_sum_of_their_scores(native: bool, blocks: list[bytes], kind: str, scale: float):
+    size = 1 if kind in EIGHT_BITS else 2
+    if kind == "bool":
+        blocks = [bytes(byte % 2 for byte in block) for block in blocks]
+    raw = [np.frombuffer(block[: len(block) // size * size] * 3, "V2" if kind == "bfloat16" else kind) for block in blocks]
+    scores = [
+        torch.frombuffer(bytearray(q), dtype=torch.bfloat16).double().numpy() if q.dtype == "V2" and q.size else q for q in raw
+    ]
+    codes, most = Codes(kind, scale, 3.0), 5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counts_module, "MOST", most)  # of a counter, which is emptied after so many
+        patch.setattr(interface, "AVAILABLE", native and interface.AVAILABLE)
+        [counts] = codes.counted(raw)
+        each = list(codes.counted(raw, -1.0))  # after each block
+    assert counts.sum() == sum(map(len, raw))
+    assert len(each) == len(raw) + 1
+    np.testing.assert_array_equal(sum(each), counts)
+    with np.errstate(invalid="ignore", over="ignore"):
+        summed = state_module.of_pieces([scale * (q.astype(np.float64) - 3.0) for q in scores if q.size], 2.0, True)
+    counted = codes.state(counts, 2.0, True)
+    assert (counted.n, counted.count) == (summed.n, summed.count)
+    np.testing.assert_array_equal(counted.maximum, summed.maximum)
+    if np.isfinite(summed.value):
+        assert ulps(float(counted.value), float(summed.value)) <= 1
+        assert ulps(float(counted.effective_size), float(summed.effective_size)) <= 4
+    else:
+        np.testing.assert_array_equal(counted.value, summed.value)
 
 
 def test_streams_take_numbers_arrays_and_tensors():

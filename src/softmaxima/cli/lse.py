@@ -154,9 +154,9 @@ def sum_files(files: list[str], asked: dict[str, Any], bounds: bool, checkpoint:
 
     summary: Any = None
 
-    def summarise(block: Any) -> None:
+    def summarise(scores: Any, counts: Any) -> None:
         nonlocal summary
-        summary = begun().update(block)
+        summary = begun().update(scores, counts)
 
     def begun() -> Any:
         from softmaxima.lse import ScoreSummary  # with torch, which the sum alone does without

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-INTERFACE = 15  # the version that csrc/kernels.h states
+INTERFACE = 16  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -299,6 +299,12 @@ class Pairs(NamedTuple):
     other: int = 0
 
 
+class Codes(NamedTuple):
+    n: int
+    codes: int
+    counts: int
+
+
 class Elementwise(NamedTuple):
     dtype: int
     n: int
@@ -318,7 +324,7 @@ WEIGHTED, QUANTIZED, PAIRS, ELEMENTWISE = _packer(Rows, Weighted), _packer(Quant
 GAPS, KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
 LINEAR, LINEAR_BACKWARD = _packer(Linear), _packer(Linear, LinearBackward)
 SEGMENTS, INDEXED, INDEX, PARTITION = _packer(Segments), _packer(Indexed), _packer(Index), _packer(Partition)
-GROUPING, MOVE = _packer(Grouping), _packer(Move)
+GROUPING, MOVE, CODES = _packer(Grouping), _packer(Move), _packer(Codes)
 ATTENTION, ATTENTION_BACKWARD = _packer(*[Matrices] * 5, Attention), _packer(*[Matrices] * 5, Attention, AttentionBackward)
 
 
@@ -483,3 +489,8 @@ def logsumexp_state(rows: Sequence[Any], shape: tuple[int, ...]) -> tuple[np.nda
     own = State(rests=rest.ctypes.data, maxima=maximum.ctypes.data, counts=count.ctypes.data)
     run(find_function("logsumexp_state"), STATE(*rows, *own))
     return rest, maximum, count
+
+
+def count_codes(codes: np.ndarray, counts: np.ndarray) -> None:
+    """Add how often each of contiguous codes, uint16, occurs: counts[code, 0] + counts[code, 1], uint32 [65536, 2]."""
+    run(find_function("count_codes"), CODES(len(codes), codes.ctypes.data, counts.ctypes.data))

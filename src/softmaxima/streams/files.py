@@ -29,14 +29,17 @@ from softmaxima.core.places import STANDARD_INPUT, Place, found
 from softmaxima.core.public import public
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
+from softmaxima.streams.counts import COUNTED, Codes
 from softmaxima.streams.formats import Scores, open_scores, piece_length, read_once, unreadable
-from softmaxima.streams.state import LogSumExpState, of_codes, of_pieces
+from softmaxima.streams.state import LogSumExpState, of_pieces
 
 if TYPE_CHECKING:
     from softmaxima.streams.formats import Block
 
+    Observer = Callable[[Block, np.ndarray | None], None]
+
 CHECKPOINT_SECONDS = 5.0
-EIGHT_BITS = ("int8", "uint8")
+TOLD_SECONDS = 0.2  # after which scores that are counted become a state
 WINDOW = 64  # pieces of plain memory, at most, that a thread sums at a time
 
 
@@ -52,7 +55,7 @@ def file_logsumexp(
     effective_size: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[int, Scores], None] | None = None,
-    observe: Callable[[Block], None] | None = None,
+    observe: Observer | None = None,
 ) -> LogSumExpState:
     """The state of all scores in a file, or in several: its `value` is their logsumexp, log Σ exp(x_i/τ), in nats.
 
@@ -68,22 +71,23 @@ def file_logsumexp(
             where there is only one it may be left out.
         dtype: for raw memory: float64, float32, bfloat16, float16, int64, int32, int16, int8 or uint8, in the machine's byte order.
         temperature: τ, a positive number.
-        scale, zero_point: of int8 and uint8, whose scores are then scale · (q − zero_point). Such files are summed by counting.
+        scale, zero_point: of int8 and uint8, whose scores are then scale · (q − zero_point).
         effective_size: keep 1/Σp² too. It costs several times as much as the value.
         checkpoint: of one file: a file to continue from if it exists, written every few seconds and when an exception, such as
             KeyboardInterrupt, ends the call, and removed when the sum is complete.
         progress: called with (scores summed so far, the file's `Scores`) at the beginning and after each block; of several files,
             with what stands for all of them.
-        observe: called with each block of scores, scaled, for what else is to be known of them; not together with a checkpoint,
-            which would keep no record of it.
+        observe: called with (scores, counts) for what else is to be known of them: each block, scaled, and None, or of dtypes of 8
+            and 16 bits the scores that occur and how often each does; not together with a checkpoint, which keeps no record of it.
 
     Raises:
         ValueError (its subclass `InputError`): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
             that was written to while it was read; always in one line that says what to do. A checkpoint is then left as it is.
 
-    Memory is constant: 4 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read. Terms are
-    taken in float64, whatever the dtype: of float32 in memory that takes some three times what `logsumexp` of the mapped file does,
-    which takes them in float32.
+    Memory is constant: 5 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read. Scores of 8 and 16
+    bits are summed by counting how often each value occurs, which gives `effective_size` too at no cost. Terms of wider ones are
+    taken in float64: of float32 in memory that takes some three times what `logsumexp` of the mapped file does, which takes them in
+    float32.
 
     >>> import pathlib, tempfile, numpy as np, softmaxima as sm
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +113,7 @@ def _of_files(
     paths: Sequence[Place],
     request: Request,
     progress: Callable[[int, Scores], None] | None,
-    observe: Callable[[Block], None] | None,
+    observe: Observer | None,
 ) -> LogSumExpState:
     """Of one after the other, each of which is opened first, so that one that cannot be used shows before any work."""
     sizes, problems = [], Problems()
@@ -158,7 +162,7 @@ def _of_file(
     state: LogSumExpState,
     place: Path | None,
     progress: Callable[[int, Scores], None] | None,
-    observe: Callable[[Block], None] | None,
+    observe: Observer | None,
 ) -> LogSumExpState:
     once = read_once(path)
     if place is not None and once:
@@ -230,11 +234,11 @@ class Request:
     def opened(self, path: Place) -> tuple[Scores, Reading]:
         """A file's scores, and how they are summed."""
         scores = open_scores(path, self.column, self.dtype)
-        counted = scores.dtype in EIGHT_BITS
-        if self.quantised is not None and not counted:
+        if self.quantised is not None and scores.dtype not in ("int8", "uint8"):
             holds = f"{scores.name} holds {scores.dtype}"
             raise InputError(f"`scale` and `zero_point` are of int8 and uint8, and {holds}; leave them out")
-        return scores, Reading(self.tau, self.squares, (self.quantised or (1.0, 0.0)) if counted else None)
+        codes = Codes(scores.dtype, *(self.quantised or ())) if scores.dtype in COUNTED else None
+        return scores, Reading(self.tau, self.squares, codes)
 
     def options(self) -> dict[str, Any]:
         """As a checkpoint has them."""
@@ -252,23 +256,28 @@ def _checked_path(name: str, what: str, path: Any) -> Path:
 
 @dataclass(frozen=True)
 class Reading:
-    """How blocks become a state; `quantised` is (scale, zero point) of 8-bit scores, which are counted."""
+    """How blocks become a state; `codes` is of scores that are counted."""
 
     tau: float
     squares: bool
-    quantised: tuple[float, float] | None
+    codes: Codes | None
 
     def state(self, blocks: Iterable[Block]) -> LogSumExpState:
-        if self.quantised is None:
+        if self.codes is None:
             return of_pieces(blocks, self.tau, self.squares)
-        return of_codes(blocks, *self.quantised, self.tau, self.squares)
+        return self.codes.state(next(self.codes.counted(blocks)), self.tau, self.squares)  # type: ignore[arg-type]
 
-    def scores(self, block: Block) -> Block:
-        """What the numbers in a file stand for."""
-        if self.quantised is None or self.quantised == (1.0, 0.0):
-            return block
-        scale, zero_point = self.quantised
-        return scale * (np.asarray(block, np.float64) - zero_point)
+    def states(self, blocks: Iterable[Block], observe: Observer | None) -> Iterator[LogSumExpState]:
+        """The states of some blocks, then of those that follow; `observe` is told of each."""
+        told = observe or (lambda scores, counts: None)
+        if self.codes is None:
+            for block in blocks:
+                yield of_pieces([block], self.tau, self.squares)
+                told(block, None)
+            return
+        for counts in self.codes.counted(blocks, TOLD_SECONDS):  # type: ignore[arg-type]
+            yield self.codes.state(counts, self.tau, self.squares)
+            told(*self.codes.occurring(counts))
 
 
 def _summed(
@@ -276,7 +285,7 @@ def _summed(
     state: LogSumExpState,
     reading: Reading,
     progress: Callable[[int, Scores], None] | None,
-    observe: Callable[[Block], None] | None,
+    observe: Observer | None,
     save: Callable[[LogSumExpState], None],
 ) -> LogSumExpState:
     """The state with all scores from number `state.n` on, saved now and then, and whatever happens."""
@@ -284,7 +293,7 @@ def _summed(
     if scores.part is not None and scores.mapped is not None and scores.count is not None and observe is None:
         parts = _side_by_side(scores.part, int(state.n), scores.count, piece_length(scores.itemsize), reading)
     else:
-        parts = _one_by_one(scores.blocks(int(state.n)), reading, observe)
+        parts = reading.states(scores.blocks(int(state.n)), observe)
     try:
         tell(int(state.n), scores)
         for part in parts:
@@ -299,13 +308,6 @@ def _summed(
             raise unreadable(scores.name, error) from None
         raise
     return state
-
-
-def _one_by_one(blocks: Iterator[Block], reading: Reading, observe: Callable[[Block], None] | None) -> Iterator[LogSumExpState]:
-    for block in blocks:
-        yield reading.state([block])
-        if observe is not None:
-            observe(reading.scores(block))
 
 
 def _side_by_side(

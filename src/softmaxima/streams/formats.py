@@ -281,18 +281,7 @@ class _Items:
 
     def in_place(self, items: np.ndarray) -> Block:
         """The scores where they lie, one in an item."""
-        return self._numbers(self._within(items))
-
-    def scores(self, items: np.ndarray) -> Block:
-        """The scores, one behind the other."""
-        return self._numbers(np.ascontiguousarray(self._within(np.asarray(items))).reshape(-1))
-
-    def _within(self, held: Any) -> Any:
-        """What the fields have of an array, or of a dtype."""
-        return functools.reduce(lambda outer, field: outer[field], self.fields, held)
-
-    @staticmethod
-    def _numbers(found: np.ndarray) -> Block:
+        found = self._within(items)
         if found.dtype != _BFLOAT16:
             return found
         import torch  # here, for other scores do without it
@@ -300,6 +289,14 @@ class _Items:
         from softmaxima.core.arguments import as_tensor
 
         return as_tensor("lse", "scores", found.view(np.int16)).view(torch.bfloat16)
+
+    def scores(self, items: np.ndarray) -> np.ndarray:
+        """The scores, one behind the other; those of bfloat16 as two bytes."""
+        return np.ascontiguousarray(self._within(np.asarray(items))).reshape(-1)
+
+    def _within(self, held: Any) -> Any:
+        """What the fields have of an array, or of a dtype."""
+        return functools.reduce(lambda outer, field: outer[field], self.fields, held)
 
 
 def _numpy_dtype(dtype: str) -> np.dtype:

@@ -296,29 +296,16 @@ def _floating(x: Block) -> Block:
     return x
 
 
-def of_codes(blocks: Iterable[Any], scale: float, zero_point: float, tau: float, squares: bool) -> LogSumExpState:
-    """The state of scores scale · (q − zero_point) for blocks of q, all int8 or all uint8, by a histogram of q."""
-    counts, codes = np.zeros(256, np.int64), np.arange(256)
-    for block in blocks:
-        codes = np.arange(256, dtype=np.uint8).view(block.dtype)
-        counts += _occurrences(np.ascontiguousarray(block).view(np.uint8))
+def of_counts(scores: np.ndarray, counts: np.ndarray, tau: float, squares: bool) -> LogSumExpState:
+    """The state of scores in float64, each of which occurs so often."""
     with np.errstate(over="ignore"):
-        z = scale * (codes.astype(np.float64) - zero_point) / tau
-    z = np.where(counts > 0, z, -math.inf)
+        z = scores / tau
     return _merged(replace(_nothing(z.shape, squares), maximum=z, count=np.where(z == -math.inf, 0, counts), n=counts))
-
-
-def _occurrences(q: np.ndarray) -> np.ndarray:
-    """How often each byte occurs, counted two at a time, which takes half as long."""
-    pairs, counts = q[: len(q) // 2 * 2].view(np.uint16), np.zeros((256, 256), np.int64)
-    for start in range(0, len(pairs), PIECE):
-        counts += np.bincount(pairs[start : start + PIECE], minlength=counts.size).reshape(counts.shape)
-    return counts.sum(0) + counts.sum(1) + np.bincount(q[2 * len(pairs) :], minlength=256)
 
 
 def _merged(states: LogSumExpState) -> LogSumExpState:
     """The state of all the rows along the last axis."""
-    maximum = states.maximum.max(-1)
+    maximum = states.maximum.max(-1, initial=-math.inf)
     at_maximum = states.maximum == maximum[..., None]
     term = exponential(np.where(at_maximum, -math.inf, states.maximum))
     count = np.where(at_maximum, states.count, 0).sum(-1)

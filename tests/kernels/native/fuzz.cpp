@@ -70,6 +70,7 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaKept>> kept;
     std::vector<Kernel<SoftmaximaQuantized>> quantized;
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
+    std::vector<Kernel<SoftmaximaCodes>> codes;
     std::vector<Kernel<SoftmaximaLinear>> linear;
     std::vector<Kernel<SoftmaximaLinearBackward>> linear_backward;
     std::vector<Kernel<SoftmaximaIndex>> index;
@@ -92,6 +93,7 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaKept*)) { kept.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaCodes*)) { codes.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLinear*)) { linear.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLinearBackward*)) { linear_backward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaIndex*)) { index.push_back({name, run}); }
@@ -531,6 +533,22 @@ void call_elementwise(const Kernel<SoftmaximaElementwise>& kernel) {
     });
 }
 
+void call_codes(const Kernel<SoftmaximaCodes>& kernel) {
+    Problem problem(false);
+    const int64_t n = below(200), distinct = choose<int64_t>({1, 3, 65536});
+    std::vector<uint16_t> codes(size_t(n), 0);
+    for (uint16_t& code : codes) code = uint16_t(65535 - below(distinct));
+    std::vector<Bytes> outputs(1, Bytes(size_t(2 * 65536) * sizeof(uint32_t)));
+    twice(kernel.name, problem, outputs, [&](int64_t) {
+        std::fill(outputs[0].begin(), outputs[0].end(), 0);
+        const SoftmaximaCodes call = {n, codes.data(), reinterpret_cast<uint32_t*>(outputs[0].data())};
+        return kernel.run(&call);
+    });
+    int64_t counted = 0;
+    for (int64_t i = 0; i < 2 * 65536; ++i) counted += reinterpret_cast<uint32_t*>(outputs[0].data())[i];
+    if (counted != n) fail(kernel.name, problem, "does not count every code once");
+}
+
 // Rows of a number of matrices, at any distance, each matrix its own or one of a group's.
 struct Matrices {
     Bytes data;
@@ -931,6 +949,8 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.kept) call_kept(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
+        if (round % 25 == 0)  // whose table is large
+            for (const auto& kernel : kernels.codes) call_codes(kernel);
         for (const auto& kernel : kernels.linear) call_linear(kernel);
         for (const auto& kernel : kernels.linear_backward) call_linear_backward(kernel);
         call_move(kernels);

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_floating, check_scores
+from softmaxima.core.arguments import Array, as_floating, as_tensor, check_scores
 from softmaxima.core.numbers import check_choice, check_one_temperature
 from softmaxima.core.public import public
 from softmaxima.lse.bounds._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, usual, with_nothing_beyond
@@ -62,10 +62,13 @@ class ScoreSummary:
     def __post_init__(self) -> None:
         check_one_temperature("ScoreSummary", self.temperature)
 
-    def update(self, x: Array) -> ScoreSummary:
+    def update(self, x: Array, counts: Array | None = None) -> ScoreSummary:
         """The summary with more scores, of any shape; integers are taken as float64.
 
-        Raises TypeError for anything but real scores. Cost: some ten passes over x.
+        counts: how often each score occurs, integers ≥ 0 of the shape of x; once each without it.
+
+        Raises TypeError for anything but real scores and integer counts, ValueError for counts of another shape or below 0. Cost:
+        some ten passes over x.
 
         >>> import numpy as np, softmaxima as sm
         >>> sm.ScoreSummary().update(np.zeros((2, 3))).interval("basic").upper.round(6)
@@ -73,30 +76,34 @@ class ScoreSummary:
         """
         scores = check_scores("ScoreSummary.update", as_floating("ScoreSummary.update", x, torch.float64))
         block = scores.detach().double().cpu().numpy().ravel()
-        seen = replace(self, n=self.n + block.size)
-        block = block[block != -math.inf]
+        often = np.ones((), np.int64) if counts is None else _checked_counts(counts, scores)
+        each = np.broadcast_to(often, block.shape)
+        seen = replace(self, n=self.n + int(each.sum()))
+        some = (block != -math.inf) & (each > 0)
+        block, each = block[some], each[some]
         if not block.size:
             return seen
         highest = float(block.max())
         if not math.isfinite(highest) or (self._finite and not math.isfinite(self._maximum)):
-            return replace(seen, _finite=self._finite + block.size, _largest=np.array([np.maximum(self._maximum, highest)]))
-        return seen._with(block, highest)
+            return replace(seen, _finite=self._finite + int(each.sum()), _largest=np.array([np.maximum(self._maximum, highest)]))
+        return seen._with(block, each, highest)
 
-    def _with(self, block: np.ndarray, highest: float) -> ScoreSummary:
-        """The summary with finite scores."""
+    def _with(self, block: np.ndarray, each: np.ndarray, highest: float) -> ScoreSummary:
+        """The summary with finite scores, each of which occurs so often."""
         reference = self._reference if self._finite else highest
-        finite = self._finite + block.size
+        size = int(each.sum())
+        finite = self._finite + size
         maximum = max(self._maximum, highest)
-        at_maximum = (self._at_maximum if self._maximum == maximum else 0) + int((block == maximum).sum())
-        largest = np.sort(
-            np.concatenate([self._largest, np.partition(block, -LARGEST)[-LARGEST:] if block.size > LARGEST else block])
-        )
+        at_maximum = (self._at_maximum if self._maximum == maximum else 0) + int(each[block == maximum].sum())
+        some = np.argpartition(block, -LARGEST)[-LARGEST:] if block.size > LARGEST else slice(None)
+        largest = np.sort(np.concatenate([self._largest, np.repeat(block[some], np.minimum(each[some], LARGEST))]))
         with np.errstate(over="ignore", invalid="ignore"):
-            gap = float(gaps_between(reference, block, self.temperature).mean())
-            mean = self._mean + (gap - self._mean) * (block.size / finite)
+            gap = float((gaps_between(reference, block, self.temperature) * each).sum() / size)
+            mean = self._mean + (gap - self._mean) * (size / finite)
         bins = _bins(block, self.temperature)
         top = max(float(bins.max()), self._top)
-        counts = np.bincount(np.minimum(top - bins, BINS).astype(np.int64), minlength=BINS + 1)
+        counts = np.zeros(BINS + 1, np.int64)
+        np.add.at(counts, np.minimum(top - bins, BINS).astype(np.int64), each)
         moved = int(min(top - self._top, BINS))
         counts[moved:BINS] += self._counts[: BINS - moved]
         counts[BINS] += self._counts[BINS - moved :].sum()
@@ -190,6 +197,18 @@ class _Summarised:
         edges = above + WIDTH * torch.arange(-1, BINS, dtype=torch.float64, device="cpu")
         rounding = 8 * UNIT * maximum.abs()
         return (edges - rounding).clamp_min(0), with_nothing_beyond(edges[1:] + rounding)
+
+
+def _checked_counts(counts: Array, scores: Tensor) -> np.ndarray:
+    name = "ScoreSummary.update"
+    often = as_tensor(name, "counts", counts)
+    if often.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise TypeError(f"{name}: counts must be integers, got {often.dtype}; round them, or call .long()")
+    if often.shape != scores.shape:
+        raise ValueError(f"{name}: counts must be of the shape of x, {tuple(scores.shape)}, got {tuple(often.shape)}")
+    if often.numel() and int(often.min()) < 0:
+        raise ValueError(f"{name}: counts must be at least 0, got {int(often.min())}; leave out what is not there")
+    return often.long().cpu().numpy().ravel()
 
 
 def _bins(x: np.ndarray, tau: float) -> np.ndarray:
