@@ -28,7 +28,8 @@ from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputErro
 from softmaxima.cli.version import version
 from softmaxima.core.numbers import InputError
 
-REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly", "skops": "skops"}  # module and package
+# module and package
+REPORT_EXTRA = {"sklearn": "scikit-learn", **{name: name for name in ("polars", "pyarrow", "plotly", "skops")}}
 
 app = App(
     name="softmaxima",

@@ -11,7 +11,6 @@ import gzip
 import io
 import re
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,17 +81,9 @@ def read_frame(path: Path, known: Known = NEW) -> Reading:
         reading = read(content, known)
     except InputError:
         raise
-    except (
-        pl.exceptions.PolarsError,
-        pl.exceptions.PanicException,
-        csv.Error,
-        OSError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except ModuleNotFoundError:
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:  # of any library that reads files
         raise InputError(
             f"cannot be read as {kind} ({_reason(kind, content, error)}); {REPAIRS.get(kind, f'write it again as {kind}')}"
         ) from None
@@ -368,7 +359,8 @@ def _vote(cell: str, below: pl.Series) -> str | None:
 
 
 def _read_parquet(content: bytes, _: Known) -> Reading:
-    return Reading(pl.read_parquet(io.BytesIO(content), hive_partitioning=False))
+    # by pyarrow, which asks the checksums of pages
+    return Reading(pl.read_parquet(io.BytesIO(content), use_pyarrow=True, pyarrow_options={"page_checksum_verification": True}))
 
 
 def _read_feather(content: bytes, _: Known) -> Reading:

@@ -20,7 +20,6 @@ import re
 import sys
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -101,11 +100,6 @@ def open_scores(path: Place, column: str | None = None, dtype: str | None = None
         if sys.stdin is None:
             raise InputError("standard input is closed; give a file, or the output of another command")
         return _from_pipe("standard input", sys.stdin.buffer, column, dtype)
-    if isinstance(path, Path):
-        try:
-            return _from_file(path, column, dtype)
-        except OSError as error:
-            raise unreadable(str(path), error) from None
     with _told(path):
         scores = _from_file(path, column, dtype)
     part = scores.part
@@ -118,10 +112,10 @@ def open_scores(path: Place, column: str | None = None, dtype: str | None = None
 
 @contextlib.contextmanager
 def _told(path: Place) -> Iterator[None]:
-    """What a library of a protocol raises of its own, as where a server gives no parts of a file, is an InputError."""
+    """Whatever the library of a format or a protocol raises, as of a wrong checksum, is an InputError."""
     try:
         yield
-    except InputError:
+    except (InputError, Warning):
         raise
     except Exception as error:
         raise unreadable(str(path), error) from None
@@ -384,25 +378,19 @@ def _choose(name: str, what: str, names: Any, column: str | None) -> str:
 
 
 def _npz(path: Place, column: str | None) -> Scores:
-    try:
-        with zipfile.ZipFile(handed(path)) as archive:
-            headers = {}
-            for member in archive.namelist():
-                if member.endswith(".npy"):
-                    with archive.open(member) as file:
-                        headers[member.removesuffix(".npy")] = _header(file, str(path))
-    except zipfile.BadZipFile as error:
-        raise unreadable(str(path), error) from None
+    with zipfile.ZipFile(handed(path)) as archive:
+        headers = {}
+        for member in archive.namelist():
+            if member.endswith(".npy"):
+                with archive.open(member) as file:
+                    headers[member.removesuffix(".npy")] = _header(file, str(path))
     array, items = _among(str(path), "array", {name: dtype for name, (dtype, _) in headers.items()}, column, ".")
     chosen, count = f"{array}.npy", headers[array][1]
 
     def blocks(start: int) -> Iterator[Block]:
-        try:
-            with zipfile.ZipFile(handed(path)) as archive, archive.open(chosen) as file:
-                _header(file, str(path))
-                yield from _skip(_streamed(file, str(path), items, count), start)
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise unreadable(str(path), error) from None
+        with zipfile.ZipFile(handed(path)) as archive, archive.open(chosen) as file:
+            _header(file, str(path))
+            yield from _skip(_streamed(file, str(path), items, count), start)
 
     return Scores(str(path), items.name, items.dtype.itemsize, count * items.each, blocks)
 
@@ -472,8 +460,6 @@ class Stream:
             try:
                 with contextlib.ExitStack() as stack:
                     yield functools.reduce(lambda file, unpack: stack.enter_context(unpack(file)), self._unpacks, raw)
-            except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-                raise unreadable(self.name, error) from None
             finally:
                 at = self.size if raw.closed else raw.tell()  # pyarrow closes what it decompresses
                 self._at = lambda: at
@@ -531,8 +517,6 @@ def _member(path: Place) -> str:
             member = table_in(archive, READERS)
             if archive.getinfo(member).flag_bits & 1:
                 raise InputError(f"is encrypted; take {member!r} out")
-    except zipfile.BadZipFile as error:
-        raise unreadable(str(path), error) from None
     except InputError as error:
         raise InputError(f"{path} {error}") from None
     return member
@@ -670,10 +654,7 @@ def _library(module: str, kind: str) -> Any:
 
 def _parquet(path: Place, column: str | None) -> Scores:
     pyarrow, parquet = _library("pyarrow", "Parquet"), _library("pyarrow.parquet", "Parquet")
-    try:
-        file = parquet.ParquetFile(handed(path))
-    except pyarrow.ArrowException as error:
-        raise unreadable(str(path), error) from None
+    file = parquet.ParquetFile(handed(path), page_checksum_verification=True)
     chosen, dtype, each = _column(str(path), file.schema_arrow, column)
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     lengths = [group.num_rows for group in groups]
@@ -704,13 +685,10 @@ def _arrow(path: Place, column: str | None) -> Scores:
         return _feather_v1(path, column)
     if magic != b"ARROW1":
         return _arrow_stream(Stream(path), column)
-    try:
-        file = ipc.open_file(pyarrow.memory_map(str(path)) if isinstance(path, Path) else path.open())
-        chosen, dtype, each = _column(str(path), file.schema, column)
-        system, place = (None, path) if isinstance(path, Path) else path.place
-        count = _library("pyarrow.dataset", "Arrow").dataset(place, format="ipc", filesystem=system).count_rows()
-    except pyarrow.ArrowException as error:
-        raise unreadable(str(path), error) from None
+    file = ipc.open_file(pyarrow.memory_map(str(path)) if isinstance(path, Path) else path.open())
+    chosen, dtype, each = _column(str(path), file.schema, column)
+    system, place = (None, path) if isinstance(path, Path) else path.place
+    count = _library("pyarrow.dataset", "Arrow").dataset(place, format="ipc", filesystem=system).count_rows()
     if each is None:
         batches = lambda: (file.get_batch(i).column(chosen) for i in range(file.num_record_batches))
         return _of_lists(str(path), dtype, lambda: _decoded(str(path), batches(), pyarrow))
@@ -737,11 +715,8 @@ def _arrow(path: Place, column: str | None) -> Scores:
 
 def _arrow_stream(stream: Stream, column: str | None) -> Scores:
     pyarrow, ipc = _library("pyarrow", "Arrow"), _library("pyarrow.ipc", "Arrow")
-    try:
-        with stream.open() as file:
-            chosen, dtype, _ = _column(stream.name, ipc.open_stream(file).schema, column)
-    except pyarrow.ArrowException as error:
-        raise unreadable(stream.name, error) from None
+    with stream.open() as file:
+        chosen, dtype, _ = _column(stream.name, ipc.open_stream(file).schema, column)
 
     def blocks(file: Any) -> Iterator[Block]:
         return _decoded(stream.name, (batch.column(chosen) for batch in ipc.open_stream(file)), pyarrow)
@@ -752,12 +727,9 @@ def _arrow_stream(stream: Stream, column: str | None) -> Scores:
 def _feather_v1(path: Place, column: str | None) -> Scores:
     """Columns of plain memory, one after the other."""
     pyarrow, feather = _library("pyarrow", "Feather"), _library("pyarrow.feather", "Feather")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # pyarrow's, of a file that is there and can be read
-            table = feather.read_table(handed(path), memory_map=isinstance(path, Path))
-    except pyarrow.ArrowException as error:
-        raise unreadable(str(path), error) from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # pyarrow's, of a file that is there and can be read
+        table = feather.read_table(handed(path), memory_map=isinstance(path, Path))
     chosen, dtype, _ = _column(str(path), table.schema, column)  # its format has no lists
 
     def blocks(start: int) -> Iterator[Block]:
@@ -979,19 +951,17 @@ def _of_lists(name: str, dtype: np.dtype, blocks: Callable[[], Iterator[Block]])
 
 def _decoded(name: str, columns: Iterator[Any], pyarrow: Any, row: int = 0) -> Iterator[Block]:
     """The scores of columns, of which the first begins with that row."""
-    try:
-        for rows in columns:
-            values = rows
-            while values.null_count == 0 and _is_list(values.type, pyarrow.types):
-                values = values.flatten()
-            if count := values.null_count:
-                first = row + 1 + next(i for i, held in enumerate(rows.to_pylist()) if _has_none(held))
-                raise InputError(f"{name}: {_missing(count, f'row {first}')}; fill them in, or remove those rows")
-            row += len(rows)
-            for start in range(0, len(values), PIECE):  # of lists there may be more than rows
-                yield values.slice(start, PIECE).to_numpy(zero_copy_only=False)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise unreadable(name, error) from None
+    for rows in columns:
+        rows.validate(full=True)  # or lists may begin and end outside their memory
+        values = rows
+        while values.null_count == 0 and _is_list(values.type, pyarrow.types):
+            values = values.flatten()
+        if count := values.null_count:
+            first = row + 1 + next(i for i, held in enumerate(rows.to_pylist()) if _has_none(held))
+            raise InputError(f"{name}: {_missing(count, f'row {first}')}; fill them in, or remove those rows")
+        row += len(rows)
+        for start in range(0, len(values), PIECE):  # of lists there may be more than rows
+            yield values.slice(start, PIECE).to_numpy(zero_copy_only=False)
 
 
 def _has_none(held: Any) -> bool:
@@ -1018,24 +988,14 @@ def _hdf5(path: Place, column: str | None) -> Scores:
 
 def _zarr(path: Place, column: str | None) -> Scores:
     zarr = _library("zarr", "Zarr")
-    try:
-        array = zarr.open(path if isinstance(path, Path) else path.url, mode="r")
-    except (FileNotFoundError, KeyError, ValueError) as error:
-        raise unreadable(str(path), error) from None
+    array = zarr.open(path if isinstance(path, Path) else path.url, mode="r")
     if isinstance(array, zarr.Group):
         dtypes = {name: member.dtype for name, member in array.members(max_depth=None) if isinstance(member, zarr.Array)}
         chosen, items = _among(str(path), "array", dtypes, None if column is None else column.strip("/"), "/")
         array = array[chosen]
     else:
         items = _items(str(path), array.dtype, column)
-
-    @contextlib.contextmanager
-    def reading() -> Iterator[Any]:
-        try:
-            yield array
-        except RuntimeError as error:  # of its decompressors
-            raise unreadable(str(path), error) from None
-
+    reading = lambda: contextlib.nullcontext(array)
     return _chunked(str(path), items, array.shape, getattr(array, "shards", None) or array.chunks, reading)
 
 
