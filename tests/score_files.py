@@ -150,6 +150,12 @@ def write_fortran(path: Path, x: np.ndarray) -> None:
     np.save(path, np.asfortranarray(x))
 
 
+def named(options: tuple[str, ...]) -> dict[str, Any]:
+    """What the command's options are called by functions."""
+    given = (option.removeprefix("--").partition("=") for option in options)
+    return {name: value if equals else True for name, equals, value in given}
+
+
 FORMATS: dict[str, tuple[str, tuple[str, ...], Callable[[Path, np.ndarray], None]]] = {
     "npy": (".npy", (), np.save),
     "fortran": (".npy", (), write_fortran),
@@ -166,7 +172,7 @@ FORMATS: dict[str, tuple[str, tuple[str, ...], Callable[[Path, np.ndarray], None
     "arrow": (".arrow", ("--column=score",), write_arrow),
     "feather": (".feather", ("--column=score",), write_arrow),
     "arrow stream": (".arrow", ("--column=score",), write_arrow_stream),
-    "feather 1": (".feather", ("--column=score",), write_feather_v1),
+    "feather 1": (".feather", ("--column=score", "--trusted"), write_feather_v1),
     "csv": (".csv", ("--column=score",), lambda path, x: path.write_bytes(csv_bytes(x))),
     "semicolons": (".csv", ("--column=score",), separated(";", ",")),
     "tabs": (".tsv", ("--column=score",), separated("\t", ".")),

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import softmaxima as sm
-from score_files import FORMATS, gzipped, npy_bytes, of_all, scores, text_bytes, write_arrow_stream, write_parquet, zstandard
+from score_files import FORMATS, gzipped, named, npy_bytes, of_all, scores, text_bytes, write_arrow_stream, write_parquet, zstandard
 from softmaxima.core import writing
 from softmaxima.core.numbers import InputError
 from softmaxima.streams import files, formats
@@ -93,8 +93,7 @@ def test_every_format_can_be_read_from_any_score_on(kind: str, tmp_path: Path):
     suffix, options, write = FORMATS[kind]
     x, path = scores(50, 61), tmp_path / f"file{suffix}"
     write(path, x)
-    named: dict[str, str] = dict(option.removeprefix("--").split("=") for option in options)  # type: ignore[misc]
-    source = open_scores(path, named.get("column"), named.get("dtype"))
+    source = open_scores(path, **named(options))
     whole = np.concatenate([np.array(block) for block in source.blocks(0)])
     np.testing.assert_array_equal(np.sort(whole), np.sort(x.ravel()))
     for start in (1, 69, 70, 71, 100, 1024, 3049, 3050):
@@ -593,17 +592,16 @@ def test_a_sum_continues_where_it_was_interrupted(kind: str, tmp_path: Path):
     suffix, options, write = FORMATS[kind]
     path, place = tmp_path / f"file{suffix}", tmp_path / "checkpoint"
     write(path, scores(50, 61))
-    named: dict[str, Any] = dict(option.removeprefix("--").split("=") for option in options)  # type: ignore[misc]
-    named |= {"temperature": 0.7, "effective_size": True}
-    whole = sm.file_logsumexp(path, **named)
+    asked = named(options) | {"temperature": 0.7, "effective_size": True}
+    whole = sm.file_logsumexp(path, **asked)
     with pytest.raises(Stop):
-        sm.file_logsumexp(path, **named, checkpoint=place, progress=stop_after(500))
+        sm.file_logsumexp(path, **asked, checkpoint=place, progress=stop_after(500))
     begun = int(Checkpoint.load(place).state.n)
     assert 500 <= begun < 3050
     with pytest.raises(Stop):
-        sm.file_logsumexp(path, **named, checkpoint=place, progress=stop_after(2000))
+        sm.file_logsumexp(path, **asked, checkpoint=place, progress=stop_after(2000))
     seen: list[int] = []
-    state = sm.file_logsumexp(path, **named, checkpoint=place, progress=lambda done, scores: seen.append(done))
+    state = sm.file_logsumexp(path, **asked, checkpoint=place, progress=lambda done, scores: seen.append(done))
     assert seen[0] >= 2000
     assert (state.n, state.maximum, state.count) == (whole.n, whole.maximum, whole.count)
     assert float(state.value) == pytest.approx(float(whole.value), rel=1e-15)

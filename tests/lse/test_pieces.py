@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import softmaxima as sm
-from score_files import FORMATS, of_all, scores
+from score_files import FORMATS, named, of_all, scores
 from softmaxima.core import places
 from softmaxima.core.numbers import InputError
 from softmaxima.core.places import Remote, found
@@ -53,8 +53,8 @@ def memory() -> Iterator[str]:
 
 
 def request_of(options: tuple[str, ...]) -> Request:
-    given: dict = dict(option.removeprefix("--").split("=") for option in options)
-    return Request.of("test", given.get("column"), given.get("dtype"), 1.0, None, 0.0, True)
+    given = named(options)
+    return Request.of("test", given.get("column"), given.get("dtype"), 1.0, None, 0.0, True, "trusted" in given)
 
 
 def merged(plan: Plan) -> sm.LogSumExpState:
@@ -88,7 +88,7 @@ def test_every_format_is_summed_by_pieces_here_and_elsewhere(kind: str, memory: 
         assert [piece.start for piece in plan.pieces[1:]] == [piece.stop for piece in plan.pieces[:-1]]
         assert plan.pieces[-1].stop in (None, x.size)
         plan.check()
-    whole = sm.file_logsumexp(url, column=request.column, dtype=request.dtype)
+    whole = sm.file_logsumexp(url, **named(options))
     assert float(whole.value) == pytest.approx(truth, abs=1e-7)
 
 

@@ -59,6 +59,13 @@ def lse(
     bounds: Annotated[
         bool, Parameter(help="Also the interval that each bound gives, which takes several times as long.", negative=())
     ] = False,
+    trusted: Annotated[
+        bool,
+        Parameter(
+            help="Of files whose writer you trust: read what HDF5 and Zarr keep in other files, and Feather of version 1.",
+            negative=(),
+        ),
+    ] = False,
     checkpoint: Annotated[
         Path | None, Parameter(help="A file to continue from after an interruption: written as it goes, removed at the end.")
     ] = None,
@@ -135,6 +142,7 @@ def lse(
             "scale": scale,
             "zero_point": zero_point or 0.0,
             "effective_size": effective_size,
+            "trusted": trusted,
         }
         facts = sum_by_workers(files, asked, workers, dask) if spread else sum_files(files, asked, bounds, checkpoint)
     named = {"file": str(file)} if len(places) == 1 else {"files": [str(place) for place in places]}

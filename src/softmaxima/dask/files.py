@@ -33,6 +33,7 @@ def file_logsumexp(
     scale: float | None = None,
     zero_point: float = 0.0,
     effective_size: bool = False,
+    trusted: bool = False,
     progress: Callable[[int, Scores], None] | None = None,
 ) -> LogSumExpState:
     """The state of all scores in files, read by many processes: its `value` is their logsumexp, log Σ exp(x_i/τ), in nats.
@@ -49,7 +50,7 @@ def file_logsumexp(
             twice, as by patterns that overlap or another way of writing it, is summed once.
         client: a `distributed.Client`, or the address of a scheduler, as "tcp://host:8786". Without it: the current client.
         workers: instead of a client, so many processes on this machine, no more than there are pieces, which end with the call.
-        column, dtype, temperature, scale, zero_point, effective_size: as in `softmaxima.file_logsumexp`.
+        column, dtype, temperature, scale, zero_point, effective_size, trusted: as in `softmaxima.file_logsumexp`.
         progress: called with (scores summed so far, a `Scores` that stands for all files) at the beginning and after each piece.
 
     Raises:
@@ -70,7 +71,7 @@ def file_logsumexp(
     (3000, np.True_)
     """
     name = "dask.file_logsumexp"
-    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size)
+    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size, trusted)
     paths = found(name, path)
     for place in paths:
         check_again(place, "read in pieces")

@@ -30,7 +30,7 @@ from softmaxima.core.public import public
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
 from softmaxima.streams.counts import COUNTED, Codes
-from softmaxima.streams.formats import Scores, open_scores, piece_length, read_once, unreadable
+from softmaxima.streams.formats import Asked, Scores, open_scores, piece_length, read_once, unreadable
 from softmaxima.streams.state import LogSumExpState, of_pieces
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def file_logsumexp(
     scale: float | None = None,
     zero_point: float = 0.0,
     effective_size: bool = False,
+    trusted: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[int, Scores], None] | None = None,
     observe: Observer | None = None,
@@ -73,6 +74,8 @@ def file_logsumexp(
         temperature: τ, a positive number.
         scale, zero_point: of int8 and uint8, whose scores are then scale · (q − zero_point).
         effective_size: keep 1/Σp² too. It costs several times as much as the value.
+        trusted: the files are of who may make this process read any file: HDF5 datasets whose scores are in files that it names,
+            links out of a Zarr directory, and Feather of version 1, whose reader may crash, are read and not refused.
         checkpoint: of one file: a file to continue from if it exists, written every few seconds and when an exception, such as
             KeyboardInterrupt, ends the call, and removed when the sum is complete.
         progress: called with (scores summed so far, the file's `Scores`) at the beginning and after each block; of several files,
@@ -97,7 +100,7 @@ def file_logsumexp(
     np.True_
     """
     name = "file_logsumexp"
-    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size)
+    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size, trusted)
     paths = found(name, path)
     place = None if checkpoint is None else _checked_path(name, "checkpoint", checkpoint)
     if place is not None and observe is not None:
@@ -204,8 +207,7 @@ def check_unchanged(path: Place, fingerprint: Fingerprint) -> None:
 class Request:
     """What is asked of files: which scores, and what of their sum."""
 
-    column: str | None
-    dtype: str | None
+    asked: Asked
     tau: float
     squares: bool
     quantised: tuple[float, float] | None  # of int8 and uint8, where it is given: (scale, zero point)
@@ -219,6 +221,7 @@ class Request:
         scale: float | None,
         zero_point: float,
         effective_size: bool,
+        trusted: bool = False,
     ) -> Request:
         """The arguments of the function `name`, checked."""
         tau = check_one_temperature(name, temperature)
@@ -226,14 +229,15 @@ class Request:
         if scale is not None or as_number(zero_point) != 0.0:
             scale = 1.0 if scale is None else check_positive(name, "scale", scale)
             quantised = scale, check_number(name, "zero_point", zero_point, is_finite, "a finite number")
-        return Request(column, dtype, tau, check_flag(name, "effective_size", effective_size), quantised)
+        asked = Asked(column, dtype, check_flag(name, "trusted", trusted))
+        return Request(asked, tau, check_flag(name, "effective_size", effective_size), quantised)
 
     def nothing(self) -> LogSumExpState:
         return LogSumExpState() if self.squares else LogSumExpState(squares=None)
 
     def opened(self, path: Place) -> tuple[Scores, Reading]:
         """A file's scores, and how they are summed."""
-        scores = open_scores(path, self.column, self.dtype)
+        scores = open_scores(path, **vars(self.asked))
         if self.quantised is not None and scores.dtype not in ("int8", "uint8"):
             holds = f"{scores.name} holds {scores.dtype}"
             raise InputError(f"`scale` and `zero_point` are of int8 and uint8, and {holds}; leave them out")
@@ -242,7 +246,8 @@ class Request:
 
     def options(self) -> dict[str, Any]:
         """As a checkpoint has them."""
-        given = {"column": self.column, "dtype": self.dtype, "temperature": self.tau, "effective size": self.squares}
+        asked = self.asked
+        given = {"column": asked.column, "dtype": asked.dtype, "temperature": self.tau, "effective size": self.squares}
         return given if self.quantised is None else given | dict(zip(("scale", "zero point"), self.quantised, strict=True))
 
 

@@ -16,7 +16,9 @@ import importlib
 import io
 import itertools
 import math
+import os
 import re
+import stat
 import sys
 import warnings
 import zipfile
@@ -41,6 +43,7 @@ PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
 MISSING = ("", "NA", "N/A", "null", "NULL")
 GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+")  # a decimal comma, or thousands
+TRUST = "if you trust who wrote it, ask for that with `trusted`"
 _MAGIC = b"\x93NUMPY"
 _GZIP = b"\x1f\x8b"
 
@@ -74,7 +77,16 @@ class Scores:
         return done * self.itemsize, None if self.count is None else self.count * self.itemsize
 
 
-def open_scores(path: Place, column: str | None = None, dtype: str | None = None) -> Scores:
+@dataclass(frozen=True)
+class Asked:
+    """Which scores of a file, and whether its writer is trusted, as in `file_logsumexp`."""
+
+    column: str | None = None
+    dtype: str | None = None
+    trusted: bool = False
+
+
+def open_scores(path: Place, column: str | None = None, dtype: str | None = None, *, trusted: bool = False) -> Scores:
     """The scores in a file, by its suffix; with a `dtype`, of raw memory in the machine's byte order.
 
     `column` names the array of an NPZ, the field of a structured NPY ("position.x" of a field within a field, "x.position" in the
@@ -101,7 +113,7 @@ def open_scores(path: Place, column: str | None = None, dtype: str | None = None
             raise InputError("standard input is closed; give a file, or the output of another command")
         return _from_pipe("standard input", sys.stdin.buffer, column, dtype)
     with _told(path):
-        scores = _from_file(path, column, dtype)
+        scores = _from_file(path, Asked(column, dtype, trusted))
     part = scores.part
     return replace(
         scores,
@@ -134,27 +146,27 @@ def read_once(path: Place) -> bool:
         raise unreadable(str(path), error) from None
 
 
-def _from_file(path: Place, column: str | None, dtype: str | None) -> Scores:
-    suffix = path.suffix.lower()
+def _from_file(path: Place, asked: Asked) -> Scores:
+    suffix, dtype = path.suffix.lower(), asked.dtype
     if not path.exists():
         raise InputError(f"there is no file {path}; give a path to an existing file, or - for standard input")
     if path.is_dir() and suffix != ".zarr":
         raise InputError(f"{path} is a directory; give a file: {', '.join(READERS)}, or raw memory with `dtype`")
     if path.is_fifo():
-        return _named_pipe(path, column, dtype)
+        return _named_pipe(path, asked.column, dtype)
     if not path.is_file() and not path.is_dir():
         raise InputError(f"{path} is a device or a socket; give a file, or - for standard input")
     if suffix in {*READERS, *COMPRESSIONS, ".zip"} - {".txt"} and path.is_file() and path.stat().st_size == 0:
         raise InputError(f"{path} is empty: it has 0 bytes, where a file of no scores has a header; write it again")
     if suffix in {*COMPRESSIONS, ".zip"}:
-        return _compressed(path, column, dtype, suffix)
+        return _compressed(path, asked, suffix)
     if dtype is None and suffix not in READERS:
         raise InputError(
             f"{path}: unknown suffix {suffix!r}; give `dtype` for raw memory, or convert it to one of: {', '.join(READERS)}"
         )
     if dtype is not None and suffix in READERS:
         raise InputError(f"{path}: a file with the suffix {suffix} states its own dtype; leave `dtype` out")
-    return _raw(path, column, dtype) if dtype is not None else READERS[suffix](path, column)
+    return _raw(path, asked.column, dtype) if dtype is not None else READERS[suffix](path, asked)
 
 
 def unreadable(name: str, error: Exception) -> InputError:
@@ -171,11 +183,11 @@ def unreadable(name: str, error: Exception) -> InputError:
 # Plain memory ---------------------------------------------------------------------------------------------------------------
 
 
-def _npy(path: Place, column: str | None) -> Scores:
+def _npy(path: Place, asked: Asked) -> Scores:
     with path.open("rb") as file:
         dtype, count = _header(file, str(path))
         offset = file.tell()
-    items = _items(str(path), dtype, column)
+    items = _items(str(path), dtype, asked.column)
     held = path.stat().st_size - offset
     if held < count * dtype.itemsize:
         raise InputError(
@@ -377,14 +389,14 @@ def _choose(name: str, what: str, names: Any, column: str | None) -> str:
 # Streams --------------------------------------------------------------------------------------------------------------------
 
 
-def _npz(path: Place, column: str | None) -> Scores:
+def _npz(path: Place, asked: Asked) -> Scores:
     with zipfile.ZipFile(handed(path)) as archive:
         headers = {}
         for member in archive.namelist():
             if member.endswith(".npy"):
                 with archive.open(member) as file:
                     headers[member.removesuffix(".npy")] = _header(file, str(path))
-    array, items = _among(str(path), "array", {name: dtype for name, (dtype, _) in headers.items()}, column, ".")
+    array, items = _among(str(path), "array", {name: dtype for name, (dtype, _) in headers.items()}, asked.column, ".")
     chosen, count = f"{array}.npy", headers[array][1]
 
     def blocks(start: int) -> Iterator[Block]:
@@ -477,8 +489,9 @@ class Stream:
         return Scores(self.name, dtype, 1, None, read, size=self.size, position=self.position)
 
 
-def _compressed(path: Place, column: str | None, dtype: str | None, suffix: str) -> Scores:
+def _compressed(path: Place, asked: Asked, suffix: str) -> Scores:
     """What the suffix before that of the compression says, or that in the archive, or NPY or text by its beginning."""
+    column, dtype = asked.column, asked.dtype
     if suffix == ".zip":
         name = _member(path)
         unpacks = [functools.partial(_unzipped, member=name), *([COMPRESSIONS[".gz"]()] if name.endswith(".gz") else [])]
@@ -545,8 +558,8 @@ def _text_stream(stream: Stream, column: str | None) -> Scores:
     return stream.scores("text", lambda file: _numbers(file, stream.name))
 
 
-def _text(path: Place, column: str | None) -> Scores:
-    return _text_stream(Stream(path), column)
+def _text(path: Place, asked: Asked) -> Scores:
+    return _text_stream(Stream(path), asked.column)
 
 
 def _numbers(file: Any, name: str) -> Iterator[Block]:
@@ -652,10 +665,10 @@ def _library(module: str, kind: str) -> Any:
         raise InputError(f"{kind} needs {package}, which is not installed: pip install {package}") from None
 
 
-def _parquet(path: Place, column: str | None) -> Scores:
+def _parquet(path: Place, asked: Asked) -> Scores:
     pyarrow, parquet = _library("pyarrow", "Parquet"), _library("pyarrow.parquet", "Parquet")
     file = parquet.ParquetFile(handed(path), page_checksum_verification=True)
-    chosen, dtype, each = _column(str(path), file.schema_arrow, column)
+    chosen, dtype, each = _column(str(path), file.schema_arrow, asked.column)
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     lengths = [group.num_rows for group in groups]
     if each is None:
@@ -676,17 +689,20 @@ def _parquet(path: Place, column: str | None) -> Scores:
     return Scores(str(path), str(dtype), dtype.itemsize, count, lambda start: part(start, count), part, lambda: begins)
 
 
-def _arrow(path: Place, column: str | None) -> Scores:
+def _arrow(path: Place, asked: Asked) -> Scores:
     """An Arrow file (which is Feather V2), an Arrow stream, or Feather V1, by its beginning."""
     pyarrow, ipc = _library("pyarrow", "Arrow"), _library("pyarrow.ipc", "Arrow")
     with path.open("rb") as start:
         magic = start.read(6)
     if magic[:4] == b"FEA1":
-        return _feather_v1(path, column)
+        if not asked.trusted:
+            repair = f"pandas.read_feather(path).to_feather(path) writes version 2; {TRUST}"
+            raise InputError(f"{path} is Feather of version 1, whose reader believes what is in it and may crash: {repair}")
+        return _feather_v1(path, asked.column)
     if magic != b"ARROW1":
-        return _arrow_stream(Stream(path), column)
+        return _arrow_stream(Stream(path), asked.column)
     file = ipc.open_file(pyarrow.memory_map(str(path)) if isinstance(path, Path) else path.open())
-    chosen, dtype, each = _column(str(path), file.schema, column)
+    chosen, dtype, each = _column(str(path), file.schema, asked.column)
     system, place = (None, path) if isinstance(path, Path) else path.place
     count = _library("pyarrow.dataset", "Arrow").dataset(place, format="ipc", filesystem=system).count_rows()
     if each is None:
@@ -741,8 +757,8 @@ def _feather_v1(path: Place, column: str | None) -> Scores:
     return Scores(str(path), str(dtype), dtype.itemsize, table.num_rows, blocks)
 
 
-def _csv(path: Place, column: str | None) -> Scores:
-    return _csv_stream(Stream(path), column)
+def _csv(path: Place, asked: Asked) -> Scores:
+    return _csv_stream(Stream(path), asked.column)
 
 
 def _csv_stream(stream: Stream, column: str | None) -> Scores:
@@ -969,13 +985,29 @@ def _has_none(held: Any) -> bool:
     return any(map(_has_none, held)) if isinstance(held, list) else held is None
 
 
-def _hdf5(path: Place, column: str | None) -> Scores:
+def _hdf5(path: Place, asked: Asked) -> Scores:
     h5py = _library("h5py", "HDF5")
     dtypes: dict[str, np.dtype] = {}
+    links: dict[str, Any] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            dtypes[name] = item.dtype
+        else:
+            found = {f"{name}/{key}".lstrip("/"): item.get(key, getlink=True) for key in item}
+            links.update({key: link for key, link in found.items() if isinstance(link, h5py.ExternalLink)})
+
+    column = None if asked.column is None else asked.column.strip("/")
     with h5py.File(handed(path)) as file:
-        file.visititems(lambda name, item: dtypes.update({name: item.dtype}) if isinstance(item, h5py.Dataset) else None)
-        chosen, items = _among(str(path), "dataset", dtypes, None if column is None else column.strip("/"), "/")
+        visit("", file)
+        file.visititems(visit)
+        if column in links or (links and not dtypes):
+            name, link = (column, links[column]) if column in links else next(iter(links.items()))
+            raise InputError(f"{path}: {name!r} is a link to {link.path!r} in another file, {link.filename!r}; give that file")
+        chosen, items = _among(str(path), "dataset", dtypes, column, "/")
         shape, chunks = file[chosen].shape, file[chosen].chunks
+        if not asked.trusted and (file[chosen].external or file[chosen].is_virtual):
+            raise InputError(f"{path}: the scores of {chosen!r} are in other files that it names, and any may be named; {TRUST}")
 
     @contextlib.contextmanager
     def reading() -> Iterator[Any]:
@@ -986,17 +1018,31 @@ def _hdf5(path: Place, column: str | None) -> Scores:
     return _chunked(str(path), items, (0,) if shape is None else shape, chunks, reading)
 
 
-def _zarr(path: Place, column: str | None) -> Scores:
+def _zarr(path: Place, asked: Asked) -> Scores:
     zarr = _library("zarr", "Zarr")
+    if isinstance(path, Path) and not asked.trusted:
+        _check_folder(path)
     array = zarr.open(path if isinstance(path, Path) else path.url, mode="r")
     if isinstance(array, zarr.Group):
         dtypes = {name: member.dtype for name, member in array.members(max_depth=None) if isinstance(member, zarr.Array)}
-        chosen, items = _among(str(path), "array", dtypes, None if column is None else column.strip("/"), "/")
+        chosen, items = _among(str(path), "array", dtypes, None if asked.column is None else asked.column.strip("/"), "/")
         array = array[chosen]
     else:
-        items = _items(str(path), array.dtype, column)
+        items = _items(str(path), array.dtype, asked.column)
     reading = lambda: contextlib.nullcontext(array)
     return _chunked(str(path), items, array.shape, getattr(array, "shards", None) or array.chunks, reading)
+
+
+def _check_folder(path: Path) -> None:
+    """Raise InputError where a directory has links out of it, or what is neither a file nor a directory."""
+    within = os.path.realpath(path) + os.sep
+    for folder, folders, names in os.walk(path):
+        for place in (os.path.join(folder, name) for name in (*folders, *names)):
+            mode = os.lstat(place).st_mode
+            if stat.S_ISLNK(mode) and not os.path.realpath(place).startswith(within):
+                raise InputError(f"{place} is a link out of {path}, and any file may be at its end; {TRUST}")
+            if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise InputError(f"{place} is a pipe, a device or a socket; take it out")
 
 
 def _chunked(
@@ -1029,7 +1075,7 @@ def _regions(shape: tuple[int, ...], chunks: tuple[int, ...] | None, piece: int)
     return itertools.product(*([slice(i, i + s) for i in range(0, n, s)] for n, s in zip(shape, step, strict=True)))
 
 
-READERS: dict[str, Callable[[Place, str | None], Scores]] = {
+READERS: dict[str, Callable[[Place, Asked], Scores]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".txt": _text,
