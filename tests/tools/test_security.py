@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import gzip
+import json
 import os
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 import softmaxima as sm
 from score_files import FORMATS, named, npy_bytes, scores, text_bytes, write_feather_v1
 from softmaxima.core.numbers import InputError
+from softmaxima.streams import checkpoint
 
 # Damage --------------------------------------------------------------------------------------------------------------------------
 
@@ -185,3 +189,58 @@ def test_what_a_file_names_outside_it_is_not_read_unless_asked_for(name: str, so
         code, out, err = softmaxima_lse(str(tmp_path / name), *(("--column=id",) if name == "one.feather" else ()), "--trusted")
         assert (code, err) == (0, "")
         assert f": {3 if name == 'one.feather' else 8} scores" in out
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------------------
+
+# Of each value in a checkpoint: what it must not be.
+NO_VALUES = (
+    None,
+    -1,
+    2**70,
+    1.5,
+    "",
+    "nan",
+    "-0x1p+3",
+    [],
+    {},
+    True,
+    ["0x0p+0"],
+    ["-0x1p+0", "0x0p+0", "0x0p+0"],
+    ["0x0p+0"] * 2 + ["inf"],
+)
+
+
+def _stopped(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _places(content: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield before
+    for name in content if isinstance(content, dict) else ():
+        yield from _places(content[name], (*before, name))
+
+
+@pytest.mark.parametrize("with_checksum", [False, True])
+def test_no_value_of_a_checkpoint_is_believed(with_checksum: bool, softmaxima_lse: Callable, tmp_path: Path):
+    np.save(tmp_path / "x.npy", scores(1000))
+    place, asked = tmp_path / "checkpoint", (str(tmp_path / "x.npy"), f"--checkpoint={tmp_path / 'checkpoint'}", "--json")
+    with pytest.raises(KeyboardInterrupt):
+        sm.file_logsumexp(tmp_path / "x.npy", checkpoint=place, progress=_stopped)
+    whole, sums = json.loads(place.read_text()), softmaxima_lse(*asked)[1]
+    for path in _places(whole):
+        for value in NO_VALUES:
+            content = copy.deepcopy(whole)
+            if path:
+                functools.reduce(dict.__getitem__, path[:-1], content)[path[-1]] = value
+            else:
+                content = value
+            if content == whole and repr(content) == repr(whole):
+                continue
+            if with_checksum and isinstance(content, dict):
+                content.pop("sha256", None)
+                content["sha256"] = checkpoint._checksum(content)
+            place.write_text(json.dumps(content))
+            code, out, err = softmaxima_lse(*asked)
+            assert (code, out, err.count("\n")) == (2, "", 1) or (with_checksum and out == sums), (path, value, out, err)
+            assert code == 0 or place.exists()

@@ -1,7 +1,7 @@
 """Checkpoints of a long sum over a file: the state, how far it came, and the fingerprint of the file that it is of.
 
-A checkpoint is JSON, with numbers in hexadecimal so that none is rounded; it is replaced as a whole, so that a half-written one is
-never found.
+A checkpoint is JSON, with numbers in hexadecimal so that none is rounded, and the checksum of it all; it is replaced as a whole, so
+that a half-written one is never found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from softmaxima.streams._scaled import Scaled
 from softmaxima.streams.formats import unreadable
 from softmaxima.streams.state import LogSumExpState
 
-KIND = "softmaxima lse checkpoint 1"
+KIND = "softmaxima lse checkpoint"
+FORMAT = 2
 ENDS = 2**16  # bytes at the beginning and at the end that are hashed
 MOST_BYTES = 2**16  # of a checkpoint, which has some thousand
 
@@ -86,33 +87,51 @@ class Checkpoint:
     def save(self, path: Path) -> None:
         """Write the checkpoint in the place of the last one."""
         content = {
-            "kind": KIND,
+            "kind": f"{KIND} {FORMAT}",
             "file": self.file,
             "fingerprint": asdict(self.fingerprint),
             "options": self.options,
             "state": _written(self.state),
         }
-        write_text(path, json.dumps(content, indent=1))
+        write_text(path, json.dumps(content | {"sha256": _checksum(content)}, indent=1))
 
     @staticmethod
     def load(path: Path) -> Checkpoint:
-        """The checkpoint in a file. Raises InputError if it is none."""
+        """The checkpoint in a file. Raises InputError if it is none, or not as it was written."""
         if not path.is_file():
             raise InputError(f"`checkpoint`: {path} is no regular file; give another path")
         try:
             with path.open("rb") as file:
                 content = json.loads(file.read(MOST_BYTES))
-            if content["kind"] != KIND:
+            if not content["kind"].startswith(KIND):
                 raise ValueError
-            state = _read(content["state"])
-            return Checkpoint(content["file"], Fingerprint(**content["fingerprint"]), content["options"], state)
         except OSError as error:
             raise InputError(f"`checkpoint`: cannot read {path} ({error.strerror}); give another path, or permit it") from None
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"`checkpoint`: {path} is no checkpoint of this command; give another path, or remove it") from None
+        if content["kind"] != f"{KIND} {FORMAT}":
+            raise InputError(f"`checkpoint`: {path} is of another version of softmaxima; continue with that, or remove it")
+        try:
+            if content.pop("sha256") != _checksum(content):
+                raise ValueError
+            fingerprint = Fingerprint(**content["fingerprint"])
+            found = Checkpoint(content["file"], fingerprint, content["options"], _read(content["state"]))
+            found._check_values()
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            raise InputError(f"`checkpoint`: {path} is not as it was written; remove it, and the sum begins anew") from None
+        return found
 
-    def check(self, place: Path, path: Place, fingerprint: Fingerprint, options: dict[str, Any]) -> None:
-        """Raise InputError unless this is a checkpoint of that file, as it is now, with those options."""
+    def _check_values(self) -> None:
+        """Raise ValueError or TypeError where anything is of another type, or out of its range."""
+        of = self.fingerprint
+        types = {str: (self.file, of.head, of.tail, *self.options), int: (of.size, of.changed)}
+        if any(type(value) is not kind for kind, values in types.items() for value in values):
+            raise TypeError
+        if of.size < 0 or (self.state.squares is None) == self.options["effective size"]:
+            raise ValueError
+
+    def check(self, place: Path, path: Place, fingerprint: Fingerprint, options: dict[str, Any], count: int | None) -> None:
+        """Raise InputError unless this is a checkpoint of that file, as it is now, with those options and so many scores."""
         where = f"the {int(self.state.n)} scores summed so far are in the checkpoint"
         if (happened := self.fingerprint.difference(fingerprint)) is not None:
             if self.file != str(path.absolute()):
@@ -124,6 +143,12 @@ class Checkpoint:
             if self.options.get(name) != value:
                 had = self.options.get(name)
                 raise InputError(f"`checkpoint` was made with {name} {had}, got {value}; {where}: ask for the same, or remove it")
+        if count is not None and self.state.n > count:
+            raise InputError(f"`checkpoint`: {where}, and {path} has {count}; remove it, and the sum begins anew")
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _written(state: LogSumExpState) -> dict[str, Any]:
@@ -137,10 +162,17 @@ def _written(state: LogSumExpState) -> dict[str, Any]:
 
 
 def _read(content: dict[str, Any]) -> LogSumExpState:
+    """The state, if its counts are counts and its sums sums. Raises ValueError, TypeError or OverflowError."""
+
     def scaled(parts: list[str]) -> Scaled:
         high, low, exponent = (np.array(float.fromhex(part)) for part in parts)
+        if high < 0 or not np.isfinite(exponent):
+            raise ValueError
         return Scaled(high, low, exponent)
 
+    n, count = content["n"], content["count"]
+    if type(n) is not int or type(count) is not int or not 0 <= count <= n < 2**63:
+        raise ValueError
     squares = None if content["squares"] is None else scaled(content["squares"])
     maximum = np.array(float.fromhex(content["maximum"]))
-    return LogSumExpState(maximum, np.array(content["count"]), scaled(content["rest"]), squares, np.array(content["n"]))
+    return LogSumExpState(maximum, np.array(count), scaled(content["rest"]), squares, np.array(n))

@@ -178,7 +178,7 @@ def _of_file(
     options = request.options()
     if place is not None and os.path.exists(place):  # not Path.exists, which raises in a folder that may not be read
         kept = Checkpoint.load(place)
-        kept.check(place, path, fingerprint, options)
+        kept.check(place, path, fingerprint, options, scores.count)
         state = kept.state
 
     def save(state: LogSumExpState) -> None:
