@@ -34,3 +34,13 @@ class Small(WorkerPlugin):
 
     def setup(self, worker: object) -> None:
         begin(self.seconds)
+
+
+def stuck_at_first(begun: str, seconds: float) -> str:
+    """What takes so long where it is begun first."""
+    try:
+        with open(begun, "x"):
+            time.sleep(seconds)
+    except FileExistsError:
+        return "the second"
+    return "the first"

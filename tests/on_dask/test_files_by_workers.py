@@ -26,13 +26,22 @@ from conftest import is_gone
 from score_files import of_all, scores
 from softmaxima.core.numbers import InputError
 from softmaxima.dask import cluster as cluster_room
+from softmaxima.dask.tasks import Tasks
 from softmaxima.streams import formats, pieces
 
 distributed = pytest.importorskip("distributed")
+files = importlib.import_module("softmaxima.dask.files")
+processes = importlib.import_module("softmaxima.dask.processes")
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-SOFTMAXIMA = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()"
+SOFTMAXIMA = """
+import signal, softmaxima.dask.files as files
+from softmaxima.cli import main
+files.BEGINS = -1  # processes are begun, however little there is to read
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +67,15 @@ def one_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         processes=False, n_workers=1, threads_per_worker=1, dashboard_address=":0", set_as_default=False
     ) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    """The address of one that asks nobody who he is, with a worker that reads pieces as it finds them."""
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=":0"
+    ) as cluster:
+        yield cluster.scheduler_address
 
 
 def write_mixed(folder: Path, x: np.ndarray) -> str:
@@ -143,7 +161,7 @@ def test_a_worker_that_is_killed_loses_nothing(client: Any, tmp_path: Path) -> N
 
 def test_what_kills_every_worker_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
-    with cluster_room.Tasks(client) as tasks:
+    with Tasks(client) as tasks:
         tasks.submit("rows of x", os._exit, 1)
         with pytest.raises(InputError, match="rows of x: every worker that took it died; give workers more memory"):
             list(tasks)
@@ -193,11 +211,10 @@ def test_a_file_that_changes_while_it_is_read_is_told(client: Any, tmp_path: Pat
         sm.dask.file_logsumexp(tmp_path / "x.npy", client=client, progress=lambda done, _: os.utime(tmp_path / "x.npy", (9, 9)))
 
 
-def test_who_reads_is_said(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_is_said(client: Any, scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "x.npy", scores(10))
     sum_of = lambda **given: sm.dask.file_logsumexp(tmp_path / "x.npy", **given)
-    address = client.scheduler.address
-    assert sum_of(client=address).n == 10
+    assert sum_of(client=scheduler).n == 10
     with client.as_current():
         assert sum_of().n == 10
     for given, message in (
@@ -223,20 +240,26 @@ def test_who_reads_is_said(client: Any, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_worker_with_another_softmaxima_is_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for answer, has in (("9.9", "softmaxima 9.9"), (ModuleNotFoundError("softmaxima"), "no softmaxima")):
         with monkeypatch.context() as patch:
-            patch.setattr(client, "run", lambda *_, answer=answer, **__: {"tcp://there:1": answer})
-            with pytest.raises(InputError, match=rf"the worker at tcp://there:1 has {has}, and here is {sm.__version__}; install"):
+
+            async def run(*_: Any, workers: list[str], answer: Any = answer, **__: Any) -> dict[str, Any]:
+                return dict.fromkeys(workers, answer)
+
+            patch.setattr(client, "run", run)
+            with pytest.raises(
+                InputError, match=rf"the worker at tls://127.0.0.1:\d+ has {has}, and here is {sm.__version__}; install"
+            ):
                 sm.dask.file_logsumexp("x.npy", client=client)
 
 
-def test_the_command_reads_by_the_workers_of_a_scheduler(client: Any, softmaxima_lse: Callable, tmp_path: Path) -> None:
+def test_the_command_reads_by_the_workers_of_a_scheduler(scheduler: str, softmaxima_lse: Callable, tmp_path: Path) -> None:
     x = scores(7, 2000)
     pattern = write_mixed(tmp_path, x)
-    code, out, err = softmaxima_lse(pattern, f"--dask={client.scheduler.address}", "--effective-size", "--json")
+    code, out, err = softmaxima_lse(pattern, f"--dask={scheduler}", "--effective-size", "--json")
     found = json.loads(out)
     assert (code, err, found["scores"], len(found["files"])) == (0, "", x.size, 7)
     assert found["logsumexp"] == pytest.approx(of_all(x), abs=1e-9)
     spoil(tmp_path / "part-1.parquet")
-    code, out, err = softmaxima_lse(pattern, f"--dask={client.scheduler.address}")
+    code, out, err = softmaxima_lse(pattern, f"--dask={scheduler}")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "part-1.parquet" in err
 
@@ -251,6 +274,21 @@ def test_the_command_begins_workers_and_prints_nothing_of_them(tmp_path: Path) -
     assert f"softmaxima: {tmp_path}/part-1.parquet cannot be read (" in ended.stderr
 
 
+@pytest.mark.parametrize(("guard", "status"), [("if True:", 1), ("if __name__ == '__main__':", 0)])
+def test_a_script_that_every_worker_would_run_is_told_how_to_guard_itself(guard: str, status: int, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", scores(10))
+    (tmp_path / "script.py").write_text(
+        "import softmaxima as sm, softmaxima.dask.files as files\nfiles.BEGINS = -1\ndef total():\n"
+        f"    return sm.dask.file_logsumexp('x.npy', workers=1)\n{guard}\n    print(int(total().n))\n"
+    )
+    ended = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path)
+    told = ended.stdout + ended.stderr
+    assert (ended.returncode, told.strip().splitlines()[-1]) == (
+        status,
+        "10" if not status else f"softmaxima.core.numbers.InputError: {cluster_room.UNGUARDED}",
+    )
+
+
 @pytest.mark.exhaustive
 def test_workers_that_are_killed_as_they_begin_are_told_in_one_line(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", scores(1000))
@@ -263,17 +301,17 @@ def test_workers_that_are_killed_as_they_begin_are_told_in_one_line(tmp_path: Pa
     assert ended.stderr.startswith("softmaxima: the workers could not be begun (")
 
 
-def test_no_more_workers_are_begun_than_there_are_pieces(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_workers_are_begun_than_there_are_batches(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
     @contextlib.contextmanager
-    def connected(name: str, given: Any, workers: int) -> Iterator[Any]:
+    def connected(name: str, given: Any, workers: int, timeout: float) -> Iterator[Any]:
         begun.append(workers)
         yield client
 
-    room = importlib.import_module("softmaxima.dask.files")
-    monkeypatch.setattr(room, "connected", connected)
-    monkeypatch.setattr(room, "grow", lambda client, workers: begun.append(workers))
+    monkeypatch.setattr(files, "connected", connected)
+    monkeypatch.setattr(files, "BEGINS", -1)
+    monkeypatch.setattr(pieces, "LEAST", 8000)
     np.save(tmp_path / "x.npy", scores(100_000))
     for number in range(3):
         np.save(tmp_path / f"part-{number}.npy", scores(10))
@@ -284,17 +322,17 @@ def test_no_more_workers_are_begun_than_there_are_pieces(client: Any, tmp_path: 
         sm.dask.file_logsumexp(
             [tmp_path / "x.npy", f"{tmp_path}/part-*.npy"], workers=workers, progress=lambda done, scores: told.append(done)
         )
-        assert len(told) > 5
-        assert begun == [min(workers, 4), min(workers, len(told) - 1)]
+        assert begun == [min(workers, len(told) - 1)]
 
 
 def test_workers_that_cannot_begin_are_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "x.npy", scores(10))
 
-    def dies(**options: Any) -> Any:
+    def dies(workers: int) -> Any:
         raise RuntimeError("Nanny failed to start.")
 
-    monkeypatch.setattr(distributed, "LocalCluster", dies)
+    monkeypatch.setattr(processes, "begun", dies)
+    monkeypatch.setattr(files, "BEGINS", -1)
     with pytest.raises(InputError, match=r"^the workers could not be begun \(Nanny failed to start\); call again, with fewer"):
         sm.dask.file_logsumexp(tmp_path / "x.npy", workers=1)
 

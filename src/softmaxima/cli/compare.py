@@ -88,6 +88,10 @@ def compare(
     dask: Annotated[
         str | None, Parameter(help="The same by the workers of a Dask scheduler, at an address such as tcp://host:8786.")
     ] = None,
+    timeout: Annotated[
+        float | None,
+        Parameter(help="Of --workers and --dask: seconds until a worker or scheduler that does not answer is given up; 60."),
+    ] = None,
 ) -> None:
     """Train a classifier on a table with every pair of a map and a loss, and tell which to take.
 
@@ -95,7 +99,7 @@ def compare(
     than chance explains, given how many pairs are tried. Ctrl-C keeps the folds that are done. --workers and --dask find the same,
     times aside.
     """
-    spread = check_spread("compare", workers, dask)
+    spread = check_spread("compare", workers, dask, timeout)
     check_named("--maps", maps, "to train all pairs")
     check_named("--without", without, "to train on all columns")
     check_named("--missing-words", missing_words, "for the usual words")
@@ -140,17 +144,20 @@ def compare(
     chosen = choose(pairs(len(data.classes)), names(maps))
     done = read_folds(out / pieces.NUMBERS, part, settings, chosen) if resume else []
     if spread and len(done) < settings.splits:
-        from softmaxima.dask.cluster import connected
+        from softmaxima.dask.cluster import TIMEOUT, connected
 
-        with connected("compare", dask, workers) as client:
-            comparison = run(part, settings, chosen, done, out, client)
+        patience = TIMEOUT if timeout is None else timeout
+        with connected("compare", dask, workers, patience) as client:
+            comparison = run(part, settings, chosen, done, out, client, patience)
     else:
         comparison = run(part, settings, chosen, done, out)
     if save is not None:
         save_model(data, comparison, save)
 
 
-def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, client: Any = None) -> Comparison:
+def run(
+    data: Table, settings: Settings, chosen: tuple, done: list, out: Path, client: Any = None, timeout: float = 0.0
+) -> Comparison:
     """Train fold after fold, or on the workers of a client, and after each write what is known; then show it."""
     from softmaxima.experiments.compare import seconds_a_step, summary, total_steps, trained_folds
     from softmaxima.report.compare import FILES
@@ -161,7 +168,7 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, c
     else:
         from softmaxima.experiments.spreading import Spread
 
-        spread = Spread(client, data, settings, chosen, len(done))
+        spread = Spread(client, data, settings, chosen, len(done), timeout)
         trained, at_once = (lambda start, advanced: spread.folds(advanced)), spread.parts
         steps = lambda start: spread.steps()
 

@@ -86,16 +86,20 @@ def lse(
     dask: Annotated[
         str | None, Parameter(help="The same by the workers of a Dask scheduler, at an address such as tcp://host:8786.")
     ] = None,
+    timeout: Annotated[
+        float | None,
+        Parameter(help="Of --workers and --dask: seconds until a worker or scheduler that does not answer is given up; 60."),
+    ] = None,
     json: Annotated[bool, Parameter(help="Print one line of JSON; infinities and NaN are strings there.", negative=())] = False,
 ) -> None:
     """Sum the exponentials of all scores in files, log Σ exp(x/τ), in constant memory; or estimate it from a few of them.
 
     Files are read once. A file that is cut off, or changes while it is read, is an error. With --workers or --dask, a worker that
-    dies costs time alone.
+    dies or falls silent costs time alone.
     """
     if not all(files):
         fail("a path is empty; name a file")
-    spread = check_spread("lse", workers, dask)
+    spread = check_spread("lse", workers, dask, timeout)
     from softmaxima.core.places import STANDARD_INPUT, found
 
     places = found("lse", files)
@@ -144,7 +148,7 @@ def lse(
             "effective_size": effective_size,
             "trusted": trusted,
         }
-        facts = sum_by_workers(files, asked, workers, dask) if spread else sum_files(files, asked, bounds, checkpoint)
+        facts = sum_by_workers(files, asked, workers, dask, timeout) if spread else sum_files(files, asked, bounds, checkpoint)
     named = {"file": str(file)} if len(places) == 1 else {"files": [str(place) for place in places]}
     show_facts(called(files, len(places)), named, facts, json)
 
@@ -180,12 +184,16 @@ def sum_files(files: list[str], asked: dict[str, Any], bounds: bool, checkpoint:
     return facts_of(state, asked) | ({"bounds": begun().as_dict()} if bounds else {})
 
 
-def sum_by_workers(files: list[str], asked: dict[str, Any], workers: int | None, address: str | None) -> dict[str, Any]:
+def sum_by_workers(
+    files: list[str], asked: dict[str, Any], workers: int | None, address: str | None, timeout: float | None
+) -> dict[str, Any]:
     """The same, read by processes of Dask."""
+    from softmaxima.dask.cluster import TIMEOUT
     from softmaxima.dask.files import file_logsumexp
 
     with shown(lambda done: "") as progress:
-        state = file_logsumexp(files, **asked, client=address, workers=workers, progress=progress)
+        given = {"client": address, "workers": workers, "timeout": TIMEOUT if timeout is None else timeout}
+        state = file_logsumexp(files, **asked, **given, progress=progress)
     return facts_of(state, asked)
 
 

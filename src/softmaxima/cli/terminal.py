@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from softmaxima.core.numbers import InputError, check_count
+from softmaxima.core.numbers import InputError, check_count, check_positive
 
 if TYPE_CHECKING:
     from softmaxima.report.columns import Column
@@ -88,11 +88,15 @@ def check_file(file: Path, otherwise: str) -> None:
         fail(f"{file} is a directory; give a file{otherwise}")
 
 
-def check_spread(command: str, workers: int | None, dask: str | None) -> bool:
+def check_spread(command: str, workers: int | None, dask: str | None, timeout: float | None) -> bool:
     """Whether --workers or --dask is given; fail at once for both, and without the library."""
     if workers is not None and dask is not None:
         fail("--workers begins workers, and --dask takes those that there are; leave one of them out")
+    if timeout is not None:
+        check_positive(command, "timeout", timeout)
     if workers is None and dask is None:
+        if timeout is not None:
+            fail("--timeout is of --workers and --dask; add one of them, or leave it out")
         return False
     if workers is not None:
         check_count(command, "workers", workers)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
 import importlib
+import importlib.util
+import inspect
+import linecache
 import logging
 import signal
+import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from softmaxima.core.numbers import InputError, check_count, described
+from softmaxima.core.numbers import InputError, check_count, check_positive, described
 
 if TYPE_CHECKING:
     from distributed import Client
 
 SECONDS = 10  # that a scheduler has to answer, and workers to come
+TIMEOUT = 60.0  # seconds of silence, after which a worker or a scheduler is given up
+RENEWED = 4  # times in that, a process that we began and that is silent is ended, and another is begun
+UNGUARDED = 'workers run the script anew that begins them; put what it does under if __name__ == "__main__":'
 T = TypeVar("T")
 
 
@@ -30,7 +39,7 @@ def distributed() -> Any:
 
 
 @contextlib.contextmanager
-def connected(name: str, client: Client | str | None, workers: int | None) -> Iterator[Any]:
+def connected(name: str, client: Client | str | None, workers: int | None, timeout: float = TIMEOUT) -> Iterator[Any]:
     """A client of Dask: the one given, one of the scheduler at an address, of so many processes here, or the one that is current.
 
     What was begun here ends here. Raises InputError where there is no such scheduler, or its workers have another softmaxima.
@@ -39,20 +48,23 @@ def connected(name: str, client: Client | str | None, workers: int | None) -> It
         raise InputError(f"{name}: client and workers are two ways to the same; give one of them")
     if workers is not None:
         check_count(name, "workers", workers)
+    check_positive(name, "timeout", timeout)
     with contextlib.ExitStack() as stack:
-        yield _client(name, client, workers, distributed(), stack)
+        yield _client(name, client, workers, timeout, distributed(), stack)
 
 
-def _client(name: str, client: Any, workers: int | None, library: Any, stack: contextlib.ExitStack) -> Any:
+def _client(name: str, client: Any, workers: int | None, timeout: float, library: Any, stack: contextlib.ExitStack) -> Any:
     if workers is not None:
         stack.enter_context(_quiet())
         # A worker that dies is begun anew, but given up if that takes longer, as it may on a machine that is busy.
-        stack.enter_context(importlib.import_module("dask").config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}))
-        cluster = stack.enter_context(_begun(library, workers))
+        settings = {"distributed.deploy.lost-worker-timeout": "1 hour", "distributed.scheduler.worker-ttl": timeout / RENEWED}
+        stack.enter_context(importlib.import_module("dask").config.set(settings))
+        cluster = stack.enter_context(_begun(workers))
         return stack.enter_context(library.Client(cluster, set_as_default=False))
     if isinstance(client, str):
         stack.enter_context(_quiet())
-        client = stack.enter_context(_joined(library, client))
+        client = _joined(library, client)
+        stack.callback(_left, client)
     elif client is None:
         try:
             client = library.get_client()
@@ -66,20 +78,19 @@ def _client(name: str, client: Any, workers: int | None, library: Any, stack: co
     return client
 
 
-def _begun(library: Any, workers: int) -> Any:
+def _begun(workers: int) -> Any:
     """A cluster of processes. An interruption waits until it is there, for one that is half begun cannot be ended."""
+    if importlib.util.find_spec("cryptography") is None:
+        raise InputError("workers speak under keys made by cryptography, which is not installed: pip install 'softmaxima[dask]'")
+    if _is_unguarded():
+        raise InputError(UNGUARDED)
+    processes = importlib.import_module("softmaxima.dask.processes")
 
     def begin() -> Any:
         if hasattr(signal, "pthread_sigmask"):  # of this thread and all that it begins: Ctrl-C is for us, who then end the workers
             resource_tracker.ensure_running()  # which would let it through again
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        return library.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",  # any port, for that of a dashboard may be another cluster's
-            scheduler_kwargs={"dashboard": False},
-            silence_logs=logging.CRITICAL,
-        )
+        return processes.begun(workers)
 
     with ThreadPoolExecutor(1) as pool:
         cluster = pool.submit(begin)
@@ -95,6 +106,17 @@ def _begun(library: Any, workers: int) -> Any:
             raise
 
 
+def _is_unguarded() -> bool:
+    """Whether a script calls this whenever it runs, and so where a worker imports it, which may begin none."""
+    main, frame = sys.modules["__main__"], inspect.currentframe()
+    while frame is not None and (frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"):
+        frame = frame.f_back
+    if frame is None or getattr(main, "__file__", None) != (path := frame.f_code.co_filename):
+        return False
+    before = [statement for statement in ast.parse("".join(linecache.getlines(path))).body if statement.lineno <= frame.f_lineno]
+    return bool(before) and not any(isinstance(each, ast.If) and "__name__" in ast.unparse(each.test) for each in before)
+
+
 def _joined(library: Any, address: str) -> Any:
     try:
         scheme, place = library.comm.parse_address(address)
@@ -105,6 +127,20 @@ def _joined(library: Any, address: str) -> Any:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         start = "start one with: dask scheduler, or give an address such as tcp://host:8786"
         raise InputError(f"no scheduler of Dask answers at {address!r} ({said}); {start}") from None
+
+
+def _left(client: Any) -> None:
+    with contextlib.suppress(TimeoutError, OSError):  # of a scheduler that does not answer
+        client.close(timeout=1)
+
+
+def answered(client: Any, what: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """What a call of a client gives that is made in its loop, where it can be awaited. TimeoutError where that takes longer."""
+
+    async def answer() -> T:
+        return await asyncio.wait_for(what(), seconds)
+
+    return client.sync(answer)
 
 
 @contextlib.contextmanager
@@ -124,10 +160,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_workers(client: Any) -> None:
-    """Raise InputError unless there are workers that have this softmaxima."""
+    """Raise InputError unless there are workers that have this softmaxima. Of those that do not answer other things are said."""
     address = client.scheduler.address
     try:
-        client.wait_for_workers(1, timeout=SECONDS)
+        answered(client, lambda: client.wait_for_workers(1, timeout=SECONDS), SECONDS + 1)
     except (OSError, TimeoutError):
         raise InputError(f"the scheduler at {address} has no workers; start some with: dask worker {address}") from None
 
@@ -136,17 +172,21 @@ def _check_workers(client: Any) -> None:
 
         return importlib.metadata.version("softmaxima")
 
+    async def versions() -> dict[str, Any]:
+        one = lambda worker: asyncio.wait_for(client.run(version, workers=[worker], on_error="return"), SECONDS)
+        workers = list(await client.scheduler.ncores())
+        answers = await asyncio.gather(*map(one, workers), return_exceptions=True)
+        return {
+            worker: answer[worker]
+            for worker, answer in zip(workers, answers, strict=True)
+            if isinstance(answer, dict) and worker in answer
+        }
+
     mine = version()
-    for worker, answer in client.run(version, on_error="return").items():
+    for worker, answer in answered(client, versions, 2 * SECONDS).items():
         if answer != mine:
             has = f"softmaxima {answer}" if isinstance(answer, str) else "no softmaxima"
             raise InputError(f"the worker at {worker} has {has}, and here is {mine}; install the same there")
-
-
-def grow(client: Any, workers: int) -> None:
-    """Begin others of those that `connected` began, up to so many; work does not wait for them."""
-    if workers > len(client.nthreads()):
-        client.cluster.scale(workers)
 
 
 def processes(client: Any) -> int:
@@ -169,44 +209,3 @@ def heard(client: Any, handler: Callable[[Any], None]) -> Iterator[str]:
 def report(topic: str, message: Any) -> None:
     """On a worker: numbers and texts for who hears that topic."""
     distributed().get_worker().log_event(topic, message)
-
-
-class Tasks(Generic[T]):
-    """Tasks on the workers of a client, each for something whose `str` names it. As a context it gives up what is not done.
-
-    A worker that dies costs time alone, for what it had goes to others.
-    """
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.waiting: dict[Any, T] = {}
-        self.done = distributed().as_completed(loop=client.loop, with_results=True, raise_errors=False)
-
-    def __enter__(self) -> Tasks[T]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(Exception):  # of a scheduler that is gone
-            self.client.cancel(list(self.waiting))
-
-    def submit(self, what: T, function: Callable[..., Any], *arguments: Any) -> None:
-        """A call for later; those that come first are begun first."""
-        future = self.client.submit(function, *arguments, pure=False)
-        self.waiting[future] = what
-        self.done.add(future)
-
-    def __iter__(self) -> Iterator[tuple[T, Any]]:
-        """(what it is for, its result) as they are done, those too that are submitted meanwhile. Raises what a task raised."""
-        for future, result in self.done:
-            what = self.waiting.pop(future)
-            if future.status == "error":
-                raise _meant(what, result[1])
-            if future.status != "finished":
-                raise InputError(f"{what}: the scheduler at {self.client.scheduler.address} is gone; start it and this again")
-            yield what, result
-
-
-def _meant(what: Any, error: BaseException) -> BaseException:
-    if isinstance(error, distributed().KilledWorker):
-        return InputError(f"{what}: every worker that took it died; give workers more memory, or read their logs")
-    return error

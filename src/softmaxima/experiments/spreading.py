@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from softmaxima.dask.cluster import Tasks, heard, processes, report
+from softmaxima.dask.cluster import TIMEOUT, heard, processes, report
+from softmaxima.dask.tasks import Shared, Tasks
 from softmaxima.experiments.compare import BASELINE, REFERENCE, Settings, compared, total_steps, trained_folds
 from softmaxima.experiments.measures import Fold
 from softmaxima.experiments.tables import Table
@@ -46,6 +47,7 @@ class Spread:
     settings: Settings
     chosen: Sequence[Pair]
     start: int = 0
+    timeout: float = TIMEOUT
 
     @cached_property
     def groups(self) -> list[tuple[Pair, ...]]:
@@ -68,9 +70,8 @@ class Spread:
         steps = _Steps(advanced)
         found: dict[int, dict[int, dict[str, Fold]]] = {}
         following = self.start
-        with heard(self.client, steps.heard) as topic, Tasks[_Training](self.client) as tasks:
-            # As a task of its own, whose result is made anew where the worker that has it dies.
-            table = self.client.submit(_itself, replace(self.table, encoder=None), pure=False)
+        with heard(self.client, steps.heard) as topic, Tasks[_Training](self.client, self.timeout) as tasks:
+            table = Shared(replace(self.table, encoder=None))
             for fold in range(self.start, self.settings.splits):
                 for number, group in enumerate(self.groups):
                     tasks.submit(_Training(fold, number), _trained, table, self.settings, group, fold, (topic, fold, number))
@@ -107,10 +108,6 @@ class _Steps:
         moved = steps - self.done.get(training, 0)
         self.done[training] = steps
         self.advanced(moved)
-
-
-def _itself(table: Table) -> Table:
-    return table
 
 
 def _trained(
