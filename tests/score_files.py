@@ -72,7 +72,7 @@ def separated(mark: str, point: str) -> Callable[[Path, np.ndarray], None]:
     def write(path: Path, x: np.ndarray) -> None:
         pytest.importorskip("pyarrow")
         rows = (f"{i}{mark}name{mark}{score!r}".replace(".", point) for i, score in enumerate(x.ravel().tolist()))
-        path.write_text("\n".join([mark.join(("id", "name", "score")), *rows]))
+        path.write_text("".join(f"{row}\n" for row in (mark.join(("id", "name", "score")), *rows)))
 
     return write
 
@@ -80,7 +80,7 @@ def separated(mark: str, point: str) -> Callable[[Path, np.ndarray], None]:
 def csv_bytes(x: np.ndarray) -> bytes:
     pytest.importorskip("pyarrow")
     rows = (f"{i},name {i},{score!r}" for i, score in enumerate(x.ravel().tolist()))
-    return "\r\n".join(["id,name,score", *rows]).encode()
+    return "".join(f"{row}\r\n" for row in ("id,name,score", *rows)).encode()
 
 
 def bare_csv_bytes(x: np.ndarray) -> bytes:
@@ -89,7 +89,7 @@ def bare_csv_bytes(x: np.ndarray) -> bytes:
 
 
 def text_bytes(x: np.ndarray) -> bytes:
-    return " ".join(map(repr, x.ravel().tolist())).encode()
+    return " ".join(map(repr, x.ravel().tolist())).encode() + b"\n"
 
 
 def stream_bytes(x: np.ndarray) -> bytes:

@@ -88,7 +88,7 @@ def write_mixed(folder: Path, x: np.ndarray) -> str:
     pytest.importorskip("zarr").create_array(str(folder / "part-3.zarr"), data=x[3], chunks=(300,))
     with pytest.importorskip("h5py").File(folder / "part-4.h5", "w") as file:
         file.create_dataset("score", data=x[4], chunks=(300,))
-    (folder / "part-5.txt.gz").write_bytes(gzip.compress(b"\n".join(b"%r" % score for score in x[5].tolist())))
+    (folder / "part-5.txt.gz").write_bytes(gzip.compress(b"".join(b"%r\n" % score for score in x[5].tolist())))
     np.savez(folder / "part-6.npz", score=x[6])
     return f"{folder}/part-*"
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import softmaxima as sm
-from score_files import FORMATS, named, npy_bytes, scores, text_bytes, write_feather_v1
+from score_files import FORMATS, bare_csv_bytes, csv_bytes, named, npy_bytes, scores, text_bytes, write_feather_v1
 from softmaxima.core.numbers import InputError
 from softmaxima.streams import checkpoint
 
@@ -67,7 +67,7 @@ CHECKED: dict[str, tuple[str, Callable[[Path, np.ndarray], Any]]] = {
     "zip": (".npy.zip", _zip),
     "NPZ": (".npz", lambda path, x: np.savez(path, score=x)),
     "gzip": (".npy.gz", lambda path, x: path.write_bytes(gzip.compress(npy_bytes(x), 0))),
-    "text in gzip": (".txt.gz", lambda path, x: path.write_bytes(gzip.compress(text_bytes(x) + b"\n", 0))),
+    "text in gzip": (".txt.gz", lambda path, x: path.write_bytes(gzip.compress(text_bytes(x), 0))),
     "Zstandard": (".npy.zst", _zstandard),
 }
 
@@ -244,3 +244,40 @@ def test_no_value_of_a_checkpoint_is_believed(with_checksum: bool, softmaxima_ls
             code, out, err = softmaxima_lse(*asked)
             assert (code, out, err.count("\n")) == (2, "", 1) or (with_checksum and out == sums), (path, value, out, err)
             assert code == 0 or place.exists()
+
+
+# Texts that are cut off -----------------------------------------------------------------------------------------------------------
+
+TEXTS: dict[str, Callable[[np.ndarray], bytes]] = {
+    "x.txt": text_bytes,
+    "x.csv": csv_bytes,
+    "bare.csv": lambda x: bare_csv_bytes(x),
+    "utf-16.txt": lambda x: "\n".join(map(repr, [*x.ravel().tolist(), 0])).encode("utf-16"),
+    "utf-16.csv": lambda x: csv_bytes(x).decode().encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_is_cut_off_within_a_line_is_told(name: str, packed: str, softmaxima_lse: Callable, tmp_path: Path):
+    path, whole = tmp_path / f"{name}{packed}", TEXTS[name](scores(20, 61))
+    pack = {"": lambda content: content, ".gz": gzip.compress, ".zst": pytest.importorskip("numcodecs").Zstd().encode}[packed]
+    column = ("--column=score",) if name in ("x.csv", "utf-16.csv") else ()
+    for at in (*range(-30, -1), -1000, -2000, -3001):
+        content = whole[: at - at % 2 if "utf" in name else at]
+        if content.endswith((b"\n", b"\r", b"\n\0", b"\r\0")):
+            continue  # of whole lines, of which none shows that others followed
+        path.write_bytes(pack(content))
+        code, out, err = softmaxima_lse(str(path), *column)
+        assert (code, out, err.count("\n")) == (2, "", 1), at
+        assert "has no line end after its last line, as a file that is cut off; copy it again, or say that it is whole" in err
+
+
+def test_a_text_without_a_last_line_end_is_whole_where_that_is_said(softmaxima_lse: Callable, tmp_path: Path):
+    for name, content in (("x.txt", "1\n2.5"), ("x.csv", "a\n1\n2.5")):
+        (tmp_path / name).write_text(content)
+        assert softmaxima_lse(str(tmp_path / name), "--json")[0] == 2
+        code, out, err = softmaxima_lse(str(tmp_path / name), "--json", "--unended")
+        assert (code, err, json.loads(out)["maximum"]) == (0, "", 2.5)
+    (tmp_path / "x.txt").write_text("1 2 3")  # as printf writes it
+    assert json.loads(softmaxima_lse(str(tmp_path / "x.txt"), "--json")[1])["maximum"] == 3

@@ -66,6 +66,9 @@ def lse(
             negative=(),
         ),
     ] = False,
+    unended: Annotated[
+        bool, Parameter(help="CSV and text may end without a line end, which is else the sign of a file cut off.", negative=())
+    ] = False,
     checkpoint: Annotated[
         Path | None, Parameter(help="A file to continue from after an interruption: written as it goes, removed at the end.")
     ] = None,
@@ -94,8 +97,8 @@ def lse(
 ) -> None:
     """Sum the exponentials of all scores in files, log Σ exp(x/τ), in constant memory; or estimate it from a few of them.
 
-    Files are read once. A file that is cut off, or changes while it is read, is an error. With --workers or --dask, a worker that
-    dies or falls silent costs time alone.
+    Files are read once. A file that is empty or cut off, or changes while it is read, is an error. With --workers or --dask, a
+    worker that dies or falls silent costs time alone.
     """
     if not all(files):
         fail("a path is empty; name a file")
@@ -147,6 +150,7 @@ def lse(
             "zero_point": zero_point or 0.0,
             "effective_size": effective_size,
             "trusted": trusted,
+            "unended": unended,
         }
         facts = sum_by_workers(files, asked, workers, dask, timeout) if spread else sum_files(files, asked, bounds, checkpoint)
     named = {"file": str(file)} if len(places) == 1 else {"files": [str(place) for place in places]}

@@ -44,6 +44,7 @@ def file_logsumexp(
     zero_point: float = 0.0,
     effective_size: bool = False,
     trusted: bool = False,
+    unended: bool = False,
     timeout: float = TIMEOUT,
     progress: Callable[[int, Scores], None] | None = None,
 ) -> LogSumExpState:
@@ -62,7 +63,7 @@ def file_logsumexp(
         client: a `distributed.Client`, or the address of a scheduler, as "tcp://host:8786". Without it: the current client.
         workers: instead of a client, so many processes on this machine, which end with the call. What threads of this process read
             in less time than processes take to begin is read so.
-        column, dtype, temperature, scale, zero_point, effective_size, trusted: as in `softmaxima.file_logsumexp`.
+        column, dtype, temperature, scale, zero_point, effective_size, trusted, unended: as in `softmaxima.file_logsumexp`.
         timeout: seconds after which InputError names a worker or a scheduler that does not answer, or a worker that has a piece
             for so much longer than others take for as much. After seconds a RuntimeWarning says so, and the piece begins
             anew elsewhere.
@@ -86,7 +87,7 @@ def file_logsumexp(
     (3000, np.True_)
     """
     name = "dask.file_logsumexp"
-    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size, trusted)
+    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size, trusted, unended)
     paths = found(name, path)
     for place in paths:
         check_again(place, "read in pieces")

@@ -54,6 +54,7 @@ def file_logsumexp(
     zero_point: float = 0.0,
     effective_size: bool = False,
     trusted: bool = False,
+    unended: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[int, Scores], None] | None = None,
     observe: Observer | None = None,
@@ -76,6 +77,8 @@ def file_logsumexp(
         effective_size: keep 1/Σp² too. It costs several times as much as the value.
         trusted: the files are of who may make this process read any file: HDF5 datasets whose scores are in files that it names,
             links out of a Zarr directory, and Feather of version 1, whose reader may crash, are read and not refused.
+        unended: of CSV and text, the last line may have no line end. That is else taken for the sign of a file that is cut off,
+            unless all is one line of at most 4096 bytes.
         checkpoint: of one file: a file to continue from if it exists, written every few seconds and when an exception, such as
             KeyboardInterrupt, ends the call, and removed when the sum is complete.
         progress: called with (scores summed so far, the file's `Scores`) at the beginning and after each block; of several files,
@@ -84,8 +87,9 @@ def file_logsumexp(
             and 16 bits the scores that occur and how often each does; not together with a checkpoint, which keeps no record of it.
 
     Raises:
-        ValueError (its subclass `InputError`): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
-            that was written to while it was read; always in one line that says what to do. A checkpoint is then left as it is.
+        ValueError (its subclass `InputError`): a file that is missing, empty, cut off, of another kind, or not that of the
+            checkpoint, or that was written to while it was read; always in one line that says what to do. A checkpoint is then left
+            as it is.
 
     Memory is constant: 5 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read. Scores of 8 and 16
     bits are summed by counting how often each value occurs, which gives `effective_size` too at no cost. Terms of wider ones are
@@ -100,7 +104,7 @@ def file_logsumexp(
     np.True_
     """
     name = "file_logsumexp"
-    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size, trusted)
+    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size, trusted, unended)
     paths = found(name, path)
     place = None if checkpoint is None else _checked_path(name, "checkpoint", checkpoint)
     if place is not None and observe is not None:
@@ -222,6 +226,7 @@ class Request:
         zero_point: float,
         effective_size: bool,
         trusted: bool = False,
+        unended: bool = False,
     ) -> Request:
         """The arguments of the function `name`, checked."""
         tau = check_one_temperature(name, temperature)
@@ -229,7 +234,7 @@ class Request:
         if scale is not None or as_number(zero_point) != 0.0:
             scale = 1.0 if scale is None else check_positive(name, "scale", scale)
             quantised = scale, check_number(name, "zero_point", zero_point, is_finite, "a finite number")
-        asked = Asked(column, dtype, check_flag(name, "trusted", trusted))
+        asked = Asked(column, dtype, check_flag(name, "trusted", trusted), check_flag(name, "unended", unended))
         return Request(asked, tau, check_flag(name, "effective_size", effective_size), quantised)
 
     def nothing(self) -> LogSumExpState:

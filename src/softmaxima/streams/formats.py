@@ -31,7 +31,7 @@ import numpy as np
 
 from softmaxima.core.numbers import InputError, Problems
 from softmaxima.core.places import STANDARD_INPUT, Place, handed
-from softmaxima.streams.texts import COMPRESSED, UTF16, Recoded, doubt_of, encoding_of, layout_of, table_in
+from softmaxima.streams.texts import COMPRESSED, UTF16, Ended, Recoded, doubt_of, encoding_of, layout_of, table_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,14 +79,17 @@ class Scores:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which scores of a file, and whether its writer is trusted, as in `file_logsumexp`."""
+    """Which scores of a file, whether its writer is trusted, and its last line may have no end, as in `file_logsumexp`."""
 
     column: str | None = None
     dtype: str | None = None
     trusted: bool = False
+    unended: bool = False
 
 
-def open_scores(path: Place, column: str | None = None, dtype: str | None = None, *, trusted: bool = False) -> Scores:
+def open_scores(
+    path: Place, column: str | None = None, dtype: str | None = None, *, trusted: bool = False, unended: bool = False
+) -> Scores:
     """The scores in a file, by its suffix; with a `dtype`, of raw memory in the machine's byte order.
 
     `column` names the array of an NPZ, the field of a structured NPY ("position.x" of a field within a field, "x.position" in the
@@ -111,9 +114,9 @@ def open_scores(path: Place, column: str | None = None, dtype: str | None = None
     if path == STANDARD_INPUT:
         if sys.stdin is None:
             raise InputError("standard input is closed; give a file, or the output of another command")
-        return _from_pipe("standard input", sys.stdin.buffer, column, dtype)
+        return _from_pipe("standard input", sys.stdin.buffer, Asked(column, dtype, trusted, unended))
     with _told(path):
-        scores = _from_file(path, Asked(column, dtype, trusted))
+        scores = _from_file(path, Asked(column, dtype, trusted, unended))
     part = scores.part
     return replace(
         scores,
@@ -153,11 +156,11 @@ def _from_file(path: Place, asked: Asked) -> Scores:
     if path.is_dir() and suffix != ".zarr":
         raise InputError(f"{path} is a directory; give a file: {', '.join(READERS)}, or raw memory with `dtype`")
     if path.is_fifo():
-        return _named_pipe(path, asked.column, dtype)
+        return _named_pipe(path, asked)
     if not path.is_file() and not path.is_dir():
         raise InputError(f"{path} is a device or a socket; give a file, or - for standard input")
-    if suffix in {*READERS, *COMPRESSIONS, ".zip"} - {".txt"} and path.is_file() and path.stat().st_size == 0:
-        raise InputError(f"{path} is empty: it has 0 bytes, where a file of no scores has a header; write it again")
+    if (dtype is not None or suffix in {*READERS, *COMPRESSIONS, ".zip"}) and path.is_file() and path.stat().st_size == 0:
+        raise _empty(str(path))
     if suffix in {*COMPRESSIONS, ".zip"}:
         return _compressed(path, asked, suffix)
     if dtype is None and suffix not in READERS:
@@ -167,6 +170,10 @@ def _from_file(path: Place, asked: Asked) -> Scores:
     if dtype is not None and suffix in READERS:
         raise InputError(f"{path}: a file with the suffix {suffix} states its own dtype; leave `dtype` out")
     return _raw(path, asked.column, dtype) if dtype is not None else READERS[suffix](path, asked)
+
+
+def _empty(name: str) -> InputError:
+    return InputError(f"{name} is empty: 0 bytes came, as where what was to write them failed; write it again")
 
 
 def unreadable(name: str, error: Exception) -> InputError:
@@ -407,11 +414,13 @@ def _npz(path: Place, asked: Asked) -> Scores:
     return Scores(str(path), items.name, items.dtype.itemsize, count * items.each, blocks)
 
 
-def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> Scores:
+def _from_pipe(name: str, file: Any, asked: Asked) -> Scores:
     """NPY if it begins like one, raw memory with a `dtype`, or else numbers as text."""
-    start = b""
+    column, dtype, start = asked.column, asked.dtype, b""
     while len(start) < len(_MAGIC) and (more := file.read(len(_MAGIC) - len(start))):
         start += more
+    if not start:
+        raise _empty(name)
     file = _Rejoined(start, file)
     if dtype is not None:
         _no_column(name, column)
@@ -424,13 +433,13 @@ def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> S
         scores = _streamed(file, name, items, count)
         return Scores(name, items.name, stated.itemsize, count * items.each, lambda start: _skip(scores, start))
     _no_column(name, column)
-    return Scores(name, "text", 1, None, lambda start: _skip(_numbers(file, name), start))
+    return Scores(name, "text", 1, None, lambda start: _skip(_numbers(file, name, asked.unended), start))
 
 
-def _named_pipe(path: Place, column: str | None, dtype: str | None) -> Scores:
+def _named_pipe(path: Place, asked: Asked) -> Scores:
     file = path.open("rb")
     try:
-        scores = _from_pipe(str(path), file, column, dtype)
+        scores = _from_pipe(str(path), file, asked)
     except BaseException:
         file.close()
         raise
@@ -459,8 +468,8 @@ class _Rejoined(io.RawIOBase):
 class Stream:
     """A file that is read from its beginning, through a decompressor if it has one; `position()` is where in the file that is."""
 
-    def __init__(self, path: Place, *unpacks: Callable[[Any], Any]) -> None:
-        self.path, self.name, self.size = path, str(path), path.stat().st_size
+    def __init__(self, path: Place, asked: Asked, *unpacks: Callable[[Any], Any]) -> None:
+        self.path, self.name, self.size, self.asked = path, str(path), path.stat().st_size, asked
         self._unpacks = unpacks
         self._at: Callable[[], int] = lambda: 0
 
@@ -491,14 +500,14 @@ class Stream:
 
 def _compressed(path: Place, asked: Asked, suffix: str) -> Scores:
     """What the suffix before that of the compression says, or that in the archive, or NPY or text by its beginning."""
-    column, dtype = asked.column, asked.dtype
+    dtype = asked.dtype
     if suffix == ".zip":
         name = _member(path)
         unpacks = [functools.partial(_unzipped, member=name), *([COMPRESSIONS[".gz"]()] if name.endswith(".gz") else [])]
         name = name.removesuffix(".gz")
     else:
         name, unpacks = path.stem, [COMPRESSIONS[suffix]()]
-    stream, inner = Stream(path, *unpacks), PurePosixPath(name).suffix.lower()
+    stream, inner = Stream(path, asked, *unpacks), PurePosixPath(name).suffix.lower()
     with path.open("rb") as file:
         if suffix == ".gz" and file.read(len(_GZIP)) != _GZIP:
             raise InputError(f"{path} is not compressed by gzip, as its suffix says; take {suffix} from its name, or compress it")
@@ -507,20 +516,19 @@ def _compressed(path: Place, asked: Asked, suffix: str) -> Scores:
             raise InputError(f"{path}: a file with the suffix {inner} states its own dtype; leave `dtype` out")
         if inner not in STREAMS:
             raise InputError(f"{path}: a file with the suffix {inner} is read from several places; decompress it first")
+    with stream.open() as file:
+        if not (start := file.read(len(_MAGIC))):
+            raise _empty(str(path))
     if dtype is not None:
-        _no_column(str(path), column)
+        _no_column(str(path), asked.column)
         items = _Items(_numpy_dtype(dtype))
         return stream.scores(items.name, lambda file: _streamed(file, str(path), items, None))
-    with stream.open() as file:
-        start = file.read(len(_MAGIC))
-        if not start and inner in STREAMS and inner != ".txt":
-            raise InputError(f"{path} is empty: it has 0 bytes when decompressed, where a file of no scores has a header")
     if start == _MAGIC:
-        return _npy_stream(stream, column)
+        return _npy_stream(stream)
     if inner == ".npy":
         with stream.open() as file:
             _header(file, str(path))  # which raises
-    return STREAMS.get(inner, _text_stream)(stream, column)
+    return STREAMS.get(inner, _text_stream)(stream)
 
 
 def _member(path: Place) -> str:
@@ -541,10 +549,10 @@ def _unzipped(file: Any, member: str) -> Iterator[Any]:
         yield unpacked
 
 
-def _npy_stream(stream: Stream, column: str | None) -> Scores:
+def _npy_stream(stream: Stream) -> Scores:
     with stream.open() as file:
         dtype, count = _header(file, stream.name)
-    items = _items(stream.name, dtype, column)
+    items = _items(stream.name, dtype, stream.asked.column)
 
     def blocks(file: Any) -> Iterator[Block]:
         _header(file, stream.name)
@@ -553,22 +561,22 @@ def _npy_stream(stream: Stream, column: str | None) -> Scores:
     return replace(stream.scores(items.name, blocks), itemsize=dtype.itemsize, count=count * items.each)
 
 
-def _text_stream(stream: Stream, column: str | None) -> Scores:
-    _no_column(stream.name, column)
-    return stream.scores("text", lambda file: _numbers(file, stream.name))
+def _text_stream(stream: Stream) -> Scores:
+    _no_column(stream.name, stream.asked.column)
+    return stream.scores("text", lambda file: _numbers(file, stream.name, stream.asked.unended))
 
 
 def _text(path: Place, asked: Asked) -> Scores:
-    return _text_stream(Stream(path), asked.column)
+    return _text_stream(Stream(path, asked))
 
 
-def _numbers(file: Any, name: str) -> Iterator[Block]:
+def _numbers(file: Any, name: str, unended: bool) -> Iterator[Block]:
     """Numbers between white space or commas."""
     text = file.read(8 * PIECE)
     _refuse_compressed(name, text)
-    if text.startswith(UTF16):
-        file = io.BufferedReader(Recoded(_Rejoined(text, file), name), 2**20)
-        text = file.read(8 * PIECE)
+    file = _Rejoined(text, file)
+    file = io.BufferedReader(Ended(Recoded(file, name) if text.startswith(UTF16) else file, name, unended), 2**20)
+    text = file.read(8 * PIECE)
     text = text.removeprefix(codecs.BOM_UTF8)  # some editors begin a text with it
     words = text[:4096].decode(errors="replace").split()
     if doubt := doubt_of(words[: -1 if len(text) > 4096 else None]):
@@ -700,7 +708,7 @@ def _arrow(path: Place, asked: Asked) -> Scores:
             raise InputError(f"{path} is Feather of version 1, whose reader believes what is in it and may crash: {repair}")
         return _feather_v1(path, asked.column)
     if magic != b"ARROW1":
-        return _arrow_stream(Stream(path), asked.column)
+        return _arrow_stream(Stream(path, asked))
     file = ipc.open_file(pyarrow.memory_map(str(path)) if isinstance(path, Path) else path.open())
     chosen, dtype, each = _column(str(path), file.schema, asked.column)
     system, place = (None, path) if isinstance(path, Path) else path.place
@@ -729,10 +737,10 @@ def _arrow(path: Place, asked: Asked) -> Scores:
     return Scores(str(path), str(dtype), dtype.itemsize, count, blocks, part, begins)
 
 
-def _arrow_stream(stream: Stream, column: str | None) -> Scores:
+def _arrow_stream(stream: Stream) -> Scores:
     pyarrow, ipc = _library("pyarrow", "Arrow"), _library("pyarrow.ipc", "Arrow")
     with stream.open() as file:
-        chosen, dtype, _ = _column(stream.name, ipc.open_stream(file).schema, column)
+        chosen, dtype, _ = _column(stream.name, ipc.open_stream(file).schema, stream.asked.column)
 
     def blocks(file: Any) -> Iterator[Block]:
         return _decoded(stream.name, (batch.column(chosen) for batch in ipc.open_stream(file)), pyarrow)
@@ -758,13 +766,13 @@ def _feather_v1(path: Place, column: str | None) -> Scores:
 
 
 def _csv(path: Place, asked: Asked) -> Scores:
-    return _csv_stream(Stream(path), asked.column)
+    return _csv_stream(Stream(path, asked))
 
 
-def _csv_stream(stream: Stream, column: str | None) -> Scores:
+def _csv_stream(stream: Stream) -> Scores:
     """A column of a table. A first line of numbers is no header."""
     pyarrow, reader = _library("pyarrow", "CSV"), _library("pyarrow.csv", "CSV")
-    table = _table(stream, column)
+    table = _table(stream)
     # Threads read one column no faster. All columns have their number for a name, whatever they are called.
     reading = lambda: reader.ReadOptions(
         block_size=8 * PIECE,
@@ -811,6 +819,7 @@ class _Table:
     has_names: bool
     column: str
     with_commas: bool  # before decimals
+    unended: bool
 
     @property
     def width(self) -> int:
@@ -822,8 +831,8 @@ class _Table:
 
     def rows(self, file: Any) -> Any:
         """The file from its first row on, in UTF-8 where it was UTF-16."""
-        if self.encoding == "utf-16":
-            file = io.BufferedReader(Recoded(file, self.name), 2**20)
+        file = Recoded(file, self.name) if self.encoding == "utf-16" else file
+        file = io.BufferedReader(Ended(file, self.name, self.unended), 2**20)
         left = self.begin
         while left and (more := file.read(left)):
             left -= len(more)
@@ -893,7 +902,7 @@ def _missing(count: int, where: str) -> str:
     return f"{count} values are missing, the first in {where}" if count > 1 else f"1 value is missing, in {where}"
 
 
-def _table(stream: Stream, column: str | None) -> _Table:
+def _table(stream: Stream) -> _Table:
     """What the beginning of a text tells. Raises InputError where it is none, or has no such column."""
     with stream.open() as file:
         content = file.read(8 * PIECE)
@@ -912,7 +921,7 @@ def _table(stream: Stream, column: str | None) -> _Table:
     if bare:
         names = [f"f{i}" for i in range(len(names))]  # as pyarrow calls them
     try:
-        chosen = _choose(stream.name, "column", names, column)
+        chosen = _choose(stream.name, "column", names, stream.asked.column)
     except InputError as error:
         doubt = f"; {layout.doubt}" if layout.doubt else ""
         taken = "; its first line was taken for the header: give it one, if that is a row" if any(numbers) and not bare else doubt
@@ -929,7 +938,8 @@ def _table(stream: Stream, column: str | None) -> _Table:
     before = text[: layout.begin]
     begin = len(before.encode()) + (len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0)
     with_commas = bool(commas) and (layout.separator != "," or not may_group)
-    return _Table(stream.name, encoding, begin, layout.line, layout.separator, names, not bare, chosen, with_commas)
+    unended = stream.asked.unended
+    return _Table(stream.name, encoding, begin, layout.line, layout.separator, names, not bare, chosen, with_commas, unended)
 
 
 def _refuse_compressed(name: str, start: bytes) -> None:
@@ -1093,7 +1103,7 @@ READERS: dict[str, Callable[[Place, Asked], Scores]] = {
 }
 
 # What can be read from its beginning, and so compressed.
-STREAMS: dict[str, Callable[[Stream, str | None], Scores]] = {
+STREAMS: dict[str, Callable[[Stream], Scores]] = {
     ".npy": _npy_stream,
     ".txt": _text_stream,
     ".csv": _csv_stream,

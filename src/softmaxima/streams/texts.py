@@ -20,6 +20,7 @@ from typing import Any
 from softmaxima.core.numbers import InputError
 
 SEPARATORS = ("\t", ";", "|", ",")  # of columns, the first of those that fit equally well: a comma may be a decimal one
+TYPED = 4096  # bytes of one line, at most, that may come from a keyboard or a printf, which writes no line end
 LETTERS, LINES = 200_000, 1000  # by which the separator is recognised
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # by gzip, Zstandard and zip
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -60,6 +61,27 @@ class Recoded(io.RawIOBase):
         n = min(len(buffer), len(self._rest))
         buffer[:n], self._rest = self._rest[:n], self._rest[n:]
         return n
+
+
+class Ended(io.RawIOBase):
+    """A text that raises InputError where it ends as one that is cut off does: without a line end, unless it is one short line."""
+
+    def __init__(self, file: Any, name: str, unended: bool) -> None:
+        self._file, self._name, self._may = file, name, unended
+        self._bytes, self._has_lines, self._last = 0, False, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if read := self._file.read(len(buffer)):
+            self._bytes, self._last = self._bytes + len(read), read[-1:]
+            self._has_lines = self._has_lines or b"\n" in read or b"\r" in read
+        elif not self._may and self._last not in b"\r\n" and (self._has_lines or self._bytes > TYPED):
+            repair = "copy it again, or say that it is whole with `unended`"
+            raise InputError(f"{self._name} has no line end after its last line, as a file that is cut off; {repair}")
+        buffer[: len(read)] = read
+        return len(read)
 
 
 @dataclass(frozen=True)
