@@ -256,9 +256,40 @@ def test_a_text_is_read_alike_by_compare_and_lse(encoding: str, packing: str, tm
             frame = read_frame(path, Known(target="größe")).frame
             assert frame.columns == ["größe", "score"], name
             assert sorted(frame["score"].to_list()) == sorted(scores), name
-            state = file_logsumexp(path, column="score")
+            read = []
+            state = file_logsumexp(path, column="score", progress=lambda done, found, read=read: read.append(found.bytes_read(done)))
+            assert 0 < read[-1][0] <= read[-1][1] == path.stat().st_size, name
             assert (state.n, float(state.value)) == (len(scores), pytest.approx(float(np.logaddexp.reduce(scores)))), name
             assert [len(block) for block in open_scores(path, "score").blocks(239)] == [len(scores) - 239]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        ("1", "2,5", None),
+        ("2,5", "1.5", None),
+        ("2,5", "1.234", "write its decimals after a comma and its thousands without points"),
+        ("1", "1,234", "write its decimals after a point and its thousands without commas"),
+        ("2.5", "2,5", "write its decimals after a point and its thousands without commas"),
+    ],
+)
+def test_a_column_has_one_mark_of_decimals(first: str, then: str, said: str | None, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x;y\n" + f"1;{first}\n" * 2000 + f"1;{then}\n")
+    if said is None:
+        assert file_logsumexp(tmp_path / "t.csv", column="y").n == 2001
+    else:
+        with pytest.raises(InputError, match=f"column 'y' is not numeric: line 2002 holds '{re.escape(then)}'; {said}"):
+            file_logsumexp(tmp_path / "t.csv", column="y")
+
+
+@pytest.mark.parametrize("mark", [",", "\t", ";"])
+def test_texts_beside_the_scores_are_of_any_length(mark: str, tmp_path: Path) -> None:
+    long = "b" * 200_000
+    (tmp_path / "t.csv").write_text(f"x{mark}y\n{long}{mark}1.5\na{mark}2\n")
+    assert file_logsumexp(tmp_path / "t.csv", column="y").n == 2
+    (tmp_path / "t.csv").write_text(f"{long}{mark}y\na{mark}2\n")
+    with pytest.raises(InputError, match="its first line has a field of more than 131072 letters"):
+        file_logsumexp(tmp_path / "t.csv", column="y")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

@@ -31,7 +31,7 @@ import numpy as np
 
 from softmaxima.core.numbers import InputError, Problems
 from softmaxima.core.places import STANDARD_INPUT, Place, handed
-from softmaxima.streams.texts import COMPRESSED, UTF16, Ended, Recoded, doubt_of, encoding_of, layout_of, table_in
+from softmaxima.streams.texts import COMPRESSED, UTF16, Ended, Recoded, doubt_of, encoding_of, layout_of, rows_of, table_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,7 @@ CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, whi
 PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
 MISSING = ("", "NA", "N/A", "null", "NULL")
+POINTED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+")
 GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+")  # a decimal comma, or thousands
 TRUST = "if you trust who wrote it, ask for that with `trusted`"
 _MAGIC = b"\x93NUMPY"
@@ -477,12 +478,12 @@ class Stream:
     def open(self) -> Iterator[Any]:
         """The file at its first byte."""
         with self.path.open("rb") as raw:
-            self._at = raw.tell
+            self._at = lambda: self.size if raw.closed else raw.tell()  # what reads it may close it at its end
             try:
                 with contextlib.ExitStack() as stack:
                     yield functools.reduce(lambda file, unpack: stack.enter_context(unpack(file)), self._unpacks, raw)
             finally:
-                at = self.size if raw.closed else raw.tell()  # pyarrow closes what it decompresses
+                at = self._at()
                 self._at = lambda: at
 
     def position(self) -> int:
@@ -818,7 +819,8 @@ class _Table:
     names: Sequence[str]
     has_names: bool
     column: str
-    with_commas: bool  # before decimals
+    with_commas: bool  # before decimals, in the first rows
+    may_have_commas: bool  # before them, in any row
     unended: bool
 
     @property
@@ -876,7 +878,9 @@ class _Table:
             raise InputError(f"{self.name}: {held}, as where a quote is not closed; repair it") from None
 
     def _number(self, cell: str) -> float | None:
-        text = cell.replace(",", ".") if self.with_commas and "." not in cell else cell
+        # 1.234 beside 2,5 is more than a thousand, and so may be 1,234 where no row before it has a comma
+        grouped = (POINTED if self.with_commas else GROUPED).fullmatch(cell) if self.may_have_commas else None
+        text = "" if grouped else cell.replace(",", ".") if self.may_have_commas and "." not in cell else cell
         return float(text) if _is_number(text.encode()) and "_" not in text else None
 
     def _refuse(self, wrong: Mapping[str, Sequence[str]]) -> None:
@@ -884,6 +888,8 @@ class _Table:
         problems, other = Problems(), ", or name another column" if self.width > 1 else ""
         if lines := wrong["no number"]:
             repair = "write its decimals after a point and its thousands without commas" if "," in lines[0] else "repair it"
+            if self.with_commas and "." in lines[0]:
+                repair = "write its decimals after a comma and its thousands without points"
             problems.append(f"column {self.column!r} is not numeric: {_first_of(lines)}; {repair}{other}")
         if lines := wrong["missing"]:
             problems.append(f"{_missing(len(lines), lines[0])}; fill them in, or remove those rows")
@@ -912,7 +918,11 @@ def _table(stream: Stream) -> _Table:
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
     text = decoder.decode(content)
     layout = layout_of(text)
-    first = next(csv.reader(layout.lines, delimiter=layout.separator, skipinitialspace=True), [])
+    try:
+        first = next(csv.reader(layout.lines, delimiter=layout.separator, skipinitialspace=True), [])
+    except csv.Error:
+        held = f"its first line has a field of more than {csv.field_size_limit()} letters"
+        raise InputError(f"{stream.name}: {held}, as where a quote is not closed; repair it") from None
     if re.search("[\x00-\x08\x0e-\x1f\x7f\ufffd]", "".join(first)):
         raise InputError(f"{stream.name}: its first line is no text in UTF-8, UTF-16 or Windows-1252; save it as CSV in UTF-8")
     names = [name.strip() for name in first]
@@ -929,8 +939,9 @@ def _table(stream: Stream) -> _Table:
     if layout.doubt:
         warnings.warn(f"{stream.name}: {layout.doubt}", stacklevel=2)
     place = names.index(chosen)
-    rows = csv.reader(layout.lines[not bare :], delimiter=layout.separator, skipinitialspace=True)
-    commas = [row[place].strip() for row in rows if place < len(row) and "," in row[place]]
+    rows = rows_of(layout.lines[not bare :], layout.separator)
+    cells = [row[place].strip() for row in rows if place < len(row)]
+    commas = [cell for cell in cells if "," in cell]
     may_group = bool(commas) and all(map(GROUPED.fullmatch, commas))
     if may_group and layout.separator != ",":
         told = f"{stream.name}: the commas in column {chosen!r} are taken for decimal ones"
@@ -938,8 +949,20 @@ def _table(stream: Stream) -> _Table:
     before = text[: layout.begin]
     begin = len(before.encode()) + (len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0)
     with_commas = bool(commas) and (layout.separator != "," or not may_group)
-    unended = stream.asked.unended
-    return _Table(stream.name, encoding, begin, layout.line, layout.separator, names, not bare, chosen, with_commas, unended)
+    may_have_commas = with_commas or (layout.separator != "," and not any("." in cell for cell in cells))
+    return _Table(
+        stream.name,
+        encoding,
+        begin,
+        layout.line,
+        layout.separator,
+        names,
+        not bare,
+        chosen,
+        with_commas,
+        may_have_commas,
+        stream.asked.unended,
+    )
 
 
 def _refuse_compressed(name: str, start: bytes) -> None:

@@ -11,7 +11,7 @@ import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
@@ -125,16 +125,25 @@ def separator_of(lines: Sequence[str], separators: Sequence[str] = SEPARATORS) -
     """The separator that cuts the most lines into one number of columns, and that number; the last and 1 where none cuts."""
 
     def cut(separator: str) -> tuple[float, int]:
-        try:
-            widths = Counter(len(fields) for fields in csv.reader(lines, delimiter=separator, skipinitialspace=True) if any(fields))
-        except csv.Error:  # a line that it does not cut is longer than a field may be
-            return 0.0, 1
+        widths = Counter(len(fields) for fields in rows_of(lines, separator) if any(fields))
         width, most = max(widths.items(), key=lambda item: item[1], default=(1, 0))
         return (most / widths.total(), width) if width > 1 else (0.0, 1)
 
     found = {separator: cut(separator) for separator in separators}
     separator = max(separators, key=lambda separator: found[separator][0])
     return (separator, found[separator][1]) if found[separator][1] > 1 else (separators[-1], 1)
+
+
+def rows_of(lines: Sequence[str], separator: str) -> Iterator[list[str]]:
+    """The fields of rows, but for those with a field of more letters than csv takes."""
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    while True:
+        try:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            continue
 
 
 def table_in(archive: zipfile.ZipFile, readable: Collection[str]) -> str:
