@@ -54,6 +54,23 @@ def scores(**more: Any) -> pl.DataFrame:
     return pl.DataFrame(named | {"y": [NAMES[label] for label in labels]} | more)
 
 
+@pytest.mark.parametrize("columns", [["a", "b", "y"], ["y", "a", "b"], ["a", "y", "b"]])
+def test_scores_are_nobody_elses_memory(columns: list[str], tmp_path: Path) -> None:
+    for _ in range(20):  # two columns may lie together
+        x = np.random.default_rng(0).standard_normal((40, 2))
+        frame = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": ["a", "b"] * 20})
+        frame.select(columns).write_csv(tmp_path / "t.csv")
+        assert read_scores(tmp_path / "t.csv", "y").x.flags.writeable
+
+
+def test_probabilities_that_do_not_sum_to_1_are_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("ant,bee,y\n" + "0.2,0.8,ant\n0.9,0.1,bee\n" * 9 + "0.2,0.2,ant\n")
+    notes = read_scores(tmp_path / "t.csv", "y", probabilities=True).notes
+    assert any("1 row with another sum of probabilities than 1 (0.4 to 1), which is divided by" in note for note in notes)
+    (tmp_path / "t.csv").write_text("ant,bee,y\n" + "0.2,0.8,ant\n0.9,0.1,bee\n" * 9)
+    assert not any("another sum" in note for note in read_scores(tmp_path / "t.csv", "y", probabilities=True).notes)
+
+
 def found_in(directory: str = "softmaxima-calibrate") -> dict[str, Any]:
     return json.loads(Path(directory, "results.json").read_text())
 

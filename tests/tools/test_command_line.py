@@ -94,7 +94,8 @@ def test_every_option_has_a_help_text(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("nonsense",), "nonsense"),
+        (("nonsense",), "there is no command 'nonsense'; choose among: compare, "),
+        (("calibate",), "bench-graph, lse; did you mean 'calibrate'?; see softmaxima --help"),
         (("compare", "--nonsense"), "--nonsense"),
         (("compare", "--folds", "many"), "--folds"),
         (("compare", "--folds"), "--folds"),

@@ -257,7 +257,9 @@ def test_a_text_is_read_alike_by_compare_and_lse(encoding: str, packing: str, tm
             assert frame.columns == ["größe", "score"], name
             assert sorted(frame["score"].to_list()) == sorted(scores), name
             read = []
-            state = file_logsumexp(path, column="score", progress=lambda done, found, read=read: read.append(found.bytes_read(done)))
+            state = file_logsumexp(
+                path, column="score", progress=lambda done, found, read=read: read.append(found.bytes_read(done))
+            )
             assert 0 < read[-1][0] <= read[-1][1] == path.stat().st_size, name
             assert (state.n, float(state.value)) == (len(scores), pytest.approx(float(np.logaddexp.reduce(scores)))), name
             assert [len(block) for block in open_scores(path, "score").blocks(239)] == [len(scores) - 239]

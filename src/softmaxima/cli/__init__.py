@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
 
 from softmaxima.cli.bench import bench
 from softmaxima.cli.bench_attention import bench_attention
@@ -26,7 +26,7 @@ from softmaxima.cli.lse import lse
 from softmaxima.cli.predict import predict
 from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, naming, short_warnings
 from softmaxima.cli.version import version
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import InputError, nearest
 
 # module and package
 REPORT_EXTRA = {"sklearn": "scikit-learn", **{name: name for name in ("polars", "pyarrow", "plotly", "skops")}}
@@ -60,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except InputError as error:
             fail(error)
         except CycloptsError as error:
-            problem = besides(error) if isinstance(error, UnusedCliTokensError) else str(error).rstrip(".")
-            fail(f"{problem}; see {' '.join((app.name[0], *(error.command_chain or ())))} --help")
+            fail(f"{problem_of(error)}; see {' '.join((app.name[0], *(error.command_chain or ())))} --help")
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in REPORT_EXTRA:
@@ -79,6 +78,16 @@ def options(given: Sequence[str]) -> tuple[str, ...]:
     called = COMMANDS.get(given[0]) if given else None
     places = inspect.signature(called).parameters.values() if called else ()
     return tuple(place.name for place in places if place.kind is place.KEYWORD_ONLY)
+
+
+def problem_of(error: CycloptsError) -> str:
+    """What was wrong with a command, without what is to be done."""
+    if isinstance(error, UnusedCliTokensError):
+        return besides(error)
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        given = error.unused_tokens[0]
+        return f"there is no command {given!r}; choose among: {', '.join(COMMANDS)}{nearest(given, COMMANDS)}"
+    return str(error).rstrip(".")
 
 
 def besides(error: UnusedCliTokensError) -> str:

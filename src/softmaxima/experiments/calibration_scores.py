@@ -43,8 +43,12 @@ class Scores:
         """1 or 100 where each row sums to that as probabilities do, in two digits too; None of other scores."""
         if bool((self.x < 0).any()):
             return None
-        most = min(0.005 * len(self.classes) + 1e-3, 0.1)
-        return next((sum for sum in (1, 100) if bool((np.abs(self.x.sum(-1) / sum - 1) <= most).all())), None)
+        return next((sum for sum in (1, 100) if bool(_sum_to(self.x, sum).all())), None)
+
+
+def _sum_to(x: np.ndarray, total: int) -> np.ndarray:
+    """Which rows do, in two digits too."""
+    return np.abs(x.sum(-1) / total - 1) <= min(0.005 * x.shape[-1] + 1e-3, 0.1)
 
 
 def read_scores(
@@ -72,7 +76,7 @@ def _scores(path: Path, target: str | None, without: Sequence[str], absent: Sequ
     given = frame.drop(chosen)
     _refuse_what_is_no_number(given)
     columns, places = _classes_of(given.columns, encoder.classes, absent, chosen)
-    x, labels = given.cast(pl.Float64).to_numpy(), places[encoder.labels(frame)]
+    x, labels = given.cast(pl.Float64).to_numpy(writable=True), places[encoder.labels(frame)]
     if (again := len(x) - len(np.unique(np.column_stack((x, labels)), axis=0))) > COPIED_SHARE * len(x):
         notes.append(
             f"{again} of {len(x)} rows have the scores and the class of an earlier one; leave out those that are copies, for "
@@ -138,5 +142,11 @@ def _logarithms(p: np.ndarray) -> tuple[np.ndarray, list[str]]:
         raise InputError("a row has probabilities of 0 alone; leave such rows out")
     floor = floor_of(p)
     raised = int((p == 0).sum())
-    note = f"{rows(raised, 'number')} of 0 counted as {floor:.2g} or less, or the log loss may be infinite"
-    return logarithms(p, floor), [note] if raised else []
+    notes = [f"{rows(raised, 'number')} of 0 counted as {floor:.2g} or less, or the log loss may be infinite"] if raised else []
+    if others := int((~_sum_to(p, 1)).sum()):
+        sums = p.sum(-1)
+        notes.append(
+            f"{rows(others)} with another sum of probabilities than 1 ({sums.min():.3g} to {sums.max():.3g}), which is divided by: "
+            "check that each row is of classes of which one is true"
+        )
+    return logarithms(p, floor), notes

@@ -165,7 +165,7 @@ def check_types(frame: pl.DataFrame) -> None:
 
 def or_without(names: Collection[str], features: Collection[str]) -> str:
     """The advice to leave columns out, where others are left."""
-    return ", or leave them out with --without" if len(names) < len(features) else ""
+    return ", or leave out those columns with --without" if len(names) < len(features) else ""
 
 
 def digest(features: np.ndarray, labels: np.ndarray) -> str:

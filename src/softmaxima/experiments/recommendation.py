@@ -96,7 +96,7 @@ def _nothing(results: Sequence[Result], baseline: Result, metric: Metric, folds:
     elsewhere = learnt(results, baseline, [by for by in PROVING if by not in judged], folds)
     found = {by: max(better, key=lambda r: by.gain(getattr(r, by.attribute), 0.0)) for by, better in elsewhere.items() if better}
     if not found:
-        reason += ": these do not tell the target, or there are too few rows or folds to see that they do."
+        reason += ": these do not tell the target, or there are too few rows, folds or epochs to see that they do."
         return Recommendation(metric, None, "Nothing to choose", reason)
     told = listed(
         [f"in {by.words} ({best.name}: {value_of(best, by)} against {value_of(baseline, by)})" for by, best in found.items()]
