@@ -296,7 +296,7 @@ def show_facts(name: str, files: dict[str, Any], facts: dict[str, Any], as_json:
     odd = "" if facts["scores"] else ", and the sum of nothing is −∞"
     if math.isnan(facts["logsumexp"]):
         odd = ", of which at least one is NaN"
-    say(f"{name}: {facts['scores']} scores{read}{odd}")
+    say(f"{name}: {facts['scores']} score{'s' * (facts['scores'] != 1)}{read}{odd}")
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
     if "certificate" in facts:
         confidence = facts["confidence"]

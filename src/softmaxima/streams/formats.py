@@ -598,6 +598,8 @@ def _numbers(file: Any, name: str, unended: bool) -> Iterator[Block]:
 def _parsed(words: list[bytes], name: str, text: bytes, line: int) -> np.ndarray:
     """The numbers of a text, whose first line has that number."""
     try:
+        if b"_" in text:  # which Python's numbers may have
+            raise ValueError
         return np.array(words).astype(np.float64)
     except ValueError:
         wrong = next(word for word in words if not _is_number(word))
@@ -613,7 +615,7 @@ def _is_number(word: bytes) -> bool:
         float(word)
     except ValueError:
         return False
-    return True
+    return b"_" not in word
 
 
 def _streamed(file: Any, name: str, items: _Items, count: int | None) -> Iterator[Block]:
@@ -881,7 +883,7 @@ class _Table:
         # 1.234 beside 2,5 is more than a thousand, and so may be 1,234 where no row before it has a comma
         grouped = (POINTED if self.with_commas else GROUPED).fullmatch(cell) if self.may_have_commas else None
         text = "" if grouped else cell.replace(",", ".") if self.may_have_commas and "." not in cell else cell
-        return float(text) if _is_number(text.encode()) and "_" not in text else None
+        return float(text) if _is_number(text.encode()) else None
 
     def _refuse(self, wrong: Mapping[str, Sequence[str]]) -> None:
         """Raise InputError where anything is wrong."""
