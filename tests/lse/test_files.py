@@ -412,20 +412,20 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
         )
 
 
-@pytest.mark.parametrize("dtype", [(), ("--dtype=float32",)])
+@pytest.mark.parametrize("options", [(), ("--dtype=float32",)])
 @pytest.mark.parametrize(
     "name", [*(f"x{suffix}" for suffix in (*sorted(formats.READERS), ".gz", ".zst", ".csv.gz", ".gz.gz")), "-"]
 )
 def test_nothing_is_told_in_a_sentence(
-    name: str, dtype: tuple[str, ...], softmaxima_lse: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, options: tuple[str, ...], softmaxima_lse: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     suffix = Path(name).suffix
-    if dtype and name not in ("-", "x.gz.gz"):
+    if options and name not in ("-", "x.gz.gz"):
         name = "x.bin" if suffix in formats.READERS else f"x.bin{suffix}"
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(gzip.compress(b"", mtime=0) if name.count(".") > 1 and suffix == ".gz" else b"")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    code, out, err = softmaxima_lse(name, *dtype)
+    code, out, err = softmaxima_lse(name, *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"{'standard input' if name == '-' else name} is empty: 0 bytes came" in err
 
