@@ -45,6 +45,8 @@ MISSING = ("", "NA", "N/A", "null", "NULL")
 POINTED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+")
 GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+")  # a decimal comma, or thousands
 TRUST = "if you trust who wrote it, ask for that with `trusted`"
+CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+AS_TEXT = "give numbers between spaces, commas or line ends, or `dtype` for raw memory"
 _MAGIC = b"\x93NUMPY"
 _GZIP = b"\x1f\x8b"
 
@@ -575,6 +577,8 @@ def _numbers(file: Any, name: str, unended: bool) -> Iterator[Block]:
     """Numbers between white space or commas."""
     text = file.read(8 * PIECE)
     _refuse_compressed(name, text)
+    if not text.startswith(UTF16) and CONTROLS.search(text):
+        raise InputError(f"{name}: it is no text; {AS_TEXT}")
     file = _Rejoined(text, file)
     file = io.BufferedReader(Ended(Recoded(file, name) if text.startswith(UTF16) else file, name, unended), 2**20)
     text = file.read(8 * PIECE)
@@ -605,9 +609,8 @@ def _parsed(words: list[bytes], name: str, text: bytes, line: int) -> np.ndarray
         wrong = next(word for word in words if not _is_number(word))
         line += next(i for i, words in enumerate(text.split(b"\n")) if wrong in words.replace(b",", b" ").split())
         word = wrong.decode(errors="replace")[:40]
-        repair = "give numbers between spaces, commas or line ends, or `dtype` for raw memory"
         is_text = word.isprintable() and "\N{REPLACEMENT CHARACTER}" not in word
-        raise InputError(f"{name}: {f'{word!r} in line {line} is no number' if is_text else 'it is no text'}; {repair}") from None
+        raise InputError(f"{name}: {f'{word!r} in line {line} is no number' if is_text else 'it is no text'}; {AS_TEXT}") from None
 
 
 def _is_number(word: bytes) -> bool:
