@@ -88,8 +88,11 @@ def is_symbol(number: Any) -> bool:
 
 
 def of_symbol(number: float) -> Tensor:
-    """A tensor of what `is_symbol`: an operation has no other argument that a graph may vary."""
-    return torch.scalar_tensor(number, dtype=torch.float64)
+    """A tensor of what `is_symbol`: an operation has no other argument that a graph may vary.
+
+    By a product, of which torch makes one of two tensors; of what else it is in it is taken for a constant before it is compiled.
+    """
+    return torch.ones((), dtype=torch.float64) * number
 
 
 def constant(number: float) -> float:
