@@ -51,7 +51,7 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
 
     The gradient is zero for scores of −∞, and NaN up to a +∞. Cost: one read of x and one write, and as many again for the
     gradient; some tens of passes over x in float64 for second derivatives and on other devices, and some hundreds in an exported
-    graph of rows of any length.
+    graph of rows of any length. That of complex scores takes rows of the length that it was exported with.
     Source: Blelloch (1990), "Prefix sums and their applications".
 
     >>> import numpy as np, softmaxima as sm
