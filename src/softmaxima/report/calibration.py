@@ -71,7 +71,7 @@ CAPTION = (
     "squared error of the probabilities, 0 to 2. Better by: the mean over rows ± half of its interval, or with its ends where it "
     "goes as far as errors may take it that so many rows need not show; ▲ better and ▼ worse, where 0 is not in it. Both hold "
     "at about 95 % where rows are independent, and less where they are few or where the scores need no calibration, because what "
-    "calibrates a fold learns from the others: a loss of next to nothing is then told in one run of eight. Calibration error (ECE): "
+    "calibrates a fold learns from the others: a loss of next to nothing is then told in one of eight. Calibration error (ECE): "
     f"{BINS} bins of the top probability; few rows bias it upwards, and nothing is claimed of it."
 )
 
