@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import Pool
-from shards import normal, own_of
+from shards import apart, normal, own_of
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import softmaxima as sm
 from conftest import DTYPES, at_most
@@ -58,15 +61,15 @@ def scores(split: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     return x, where
 
 
-def counted(call: Any) -> tuple[Any, int]:
-    """(what a call gives, how many collectives it begins)."""
+def counted(call: Any) -> tuple[Any, list[int]]:
+    """(what a call gives, how many bytes each collective that it begins is of)."""
     begun: list[int] = []
     gather, reduce, start = ranks.ALL_GATHER, ranks.ALL_REDUCE, ranks.START
-    ranks.ALL_GATHER = lambda *given, **more: (begun.append(1), gather(*given, **more))[1]
-    ranks.ALL_REDUCE = lambda *given, **more: (begun.append(1), reduce(*given, **more))[1]
-    ranks.START = lambda *given: (begun.append(1), start(*given))[1]
+    ranks.ALL_GATHER = lambda every, own, *given, **more: (begun.append(own.nbytes), gather(every, own, *given, **more))[1]
+    ranks.ALL_REDUCE = lambda total, **more: (begun.append(total.nbytes), reduce(total, **more))[1]
+    ranks.START = lambda operations: (begun.append(sum(each.tensor.nbytes for each in operations)), start(operations))[1]
     try:
-        return call(), len(begun)
+        return call(), begun
     finally:
         ranks.ALL_GATHER, ranks.ALL_REDUCE, ranks.START = gather, reduce, start
 
@@ -75,7 +78,7 @@ def twice(call: Any) -> tuple[Tensor, int]:
     """(what a call gives, to the last bit again, how many collectives it begins)."""
     value, begun = counted(call)
     assert torch.equal(value.nan_to_num(7.0), call().nan_to_num(7.0))
-    return value, begun
+    return value, len(begun)
 
 
 def of_maps(rank: int, split: dict[str, Any], names: list[str]) -> list[tuple[str, Tensor, int]]:
@@ -160,3 +163,41 @@ def test_every_loss_and_sum_of_any_split_is_that_of_one_process(part: int, pool:
         limit, least = (of[split["dtype"]] for of in OF_SUMS)
         far = ulps(values[0], whole, least)
         assert far <= limit, (name, far)
+
+
+def of_padding(rank: int, names: list[str]) -> list[tuple[str, float, int, int]]:
+    """(way and loss, how far from the loss of the rows that count, bytes of a call, and how many it should have)."""
+    mesh = init_device_mesh("cpu", (2,))
+    return [each for name in names for each in padded(name, own_of(rank, (200, 200)), mesh)]
+
+
+def padded(name: str, own: slice, mesh: DeviceMesh) -> list[tuple[str, float, int, int]]:
+    n, y, options = 400, torch.tensor([[-100, 7], [399, -100], [0, -100]]), LOSSES[name].examples[0]
+    x, hidden, weight = normal(3, 2, n, seed=1), normal(3, 2, 8, seed=2), normal(n, 8, seed=3)
+    x[0, 0, 3], x[1, 1, 300], x[2, 1], hidden[0, 0] = math.nan, math.inf, -math.inf, math.nan
+    seen, found = y != -100, []
+    mine, full = (each.movedim(-1, 1)[:, own].contiguous().requires_grad_() for each in (x, normal(3, 2, n, seed=4)))
+    on_mesh = lambda mine: DTensor.from_local(mine, mesh, [Shard(1)])
+    plain, shared = (functools.partial(getattr(of, name), **options) for of in (sm, sm.distributed))
+    layer = functools.partial(sm.distributed.linear_loss, weight=weight[own], loss=(name, options))
+    expected, few = counted(lambda: shared(x[seen][:, own], y[seen]))
+    of_layer, few_of_layer = counted(lambda: layer(hidden[seen], target=y[seen]))
+    _, every = counted(lambda: plain(on_mesh(full), y.where(seen, 1)))
+    for way, whole, limit, call in (
+        ("own", expected, few, lambda: shared(mine, y)),
+        ("DTensor", expected, every, lambda: plain(on_mesh(mine), y)),
+        ("layer", of_layer, few_of_layer, lambda: layer(hidden, target=y)),
+    ):
+        value, sent = counted(call)
+        found.append((f"{way} {name}", apart(value.detach(), whole), sum(sent), sum(limit)))
+        if value.requires_grad:
+            (slope,) = torch.autograd.grad(value, mine)
+            assert not slope.movedim(1, -1)[~seen].any(), name
+    return found
+
+
+def test_a_row_that_is_ignored_sends_nothing(pool: Pool) -> None:
+    for every in pool.group(range(2)).run(of_padding, FORMED):
+        for what, far, sent, limit in every:
+            assert far <= 1e-14, what
+            assert sent <= limit, what

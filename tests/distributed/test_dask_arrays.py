@@ -274,19 +274,35 @@ def test_logsumexp_reads_each_chunk_once_and_only_when_it_is_computed() -> None:
         assert len(loaded) == 15
 
 
-@pytest.mark.parametrize(("name", "most"), [("logsumexp", 2000), ("sparsemax", 3000)])
-def test_what_is_kept_of_a_chunk_is_small(name: str, most: int) -> None:
-    kept: list[int] = []
+def kept(lazy: da.Array) -> tuple[Any, list[int]]:
+    """(the value, bytes of what each task tells of its rows)."""
+    found: list[int] = []
 
     def seen(key: Any, value: Any, *others: Any) -> None:
         if type(value).__name__ == "Known":
-            kept.append(len(pickle.dumps(value)))
+            found.append(len(pickle.dumps((value.state, value.targets and value.targets.sums))))
 
-    x = da.from_array(normal(2, 10_000, seed=1, scale=1.0), chunks=(2, 5000))
     with Callback(posttask=seen):
-        getattr(sm.dask, name)(x).compute()
-    assert len(kept) >= 2
-    assert max(kept) <= most
+        return lazy.compute(), found
+
+
+@pytest.mark.parametrize(("name", "most"), [("logsumexp", 2000), ("sparsemax", 3000)])
+def test_what_is_kept_of_a_chunk_is_small(name: str, most: int) -> None:
+    x = da.from_array(normal(2, 10_000, seed=1, scale=1.0), chunks=(2, 5000))
+    _, sizes = kept(getattr(sm.dask, name)(x))
+    assert len(sizes) >= 2
+    assert max(sizes) <= most
+
+
+@pytest.mark.parametrize("name", FORMED)
+def test_a_row_that_is_ignored_is_kept_as_one_without_scores(name: str) -> None:
+    x, y, options = normal(3, 2000, seed=1, scale=1.0), np.array([7, 1999, 0]), LOSSES[name].examples[0]
+    of = lambda x, y: kept(getattr(sm.dask, name)(da.from_array(x, chunks=(3, 500)), y, **options))
+    _, sizes = of(x, y)
+    x[0], y[0] = math.nan, -100
+    value, padded = of(x, y)
+    assert apart(value, getattr(sm, name)(x[1:], y[1:], **options)) <= 1e-14
+    assert max(padded) <= max(sizes) + 100
 
 
 def test_the_same_call_has_the_same_keys() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +182,7 @@ class LossOfChunk:
     def given(
         self, x: np.ndarray, *, first: int, target: np.ndarray, weight: np.ndarray | None, temperature: Any, **options: Any
     ) -> tuple[LossInParts, OwnPart, Tensor, Tensor | None]:
-        """(the loss, a chunk of its scores, 0 where they are ignored, its targets, the weights of its classes)."""
+        """(the loss, a chunk of its scores, −∞ where they are ignored, its targets, the weights of its classes)."""
         scores, y = rows_last(x, (self.axis,), self.name), as_tensor(self.name, "target", target)
         tau = per_row(self.name, "temperature", temperature, scores, (self.axis,), *TEMPERATURE)
         numbers = {
@@ -195,7 +196,7 @@ class LossOfChunk:
         else:
             y = y.long()
             _, ignored = check_labels(self.name, y, self.classes, self.ignore_index)
-            scores = scores if ignored is None else scores.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
+            scores = scores if ignored is None else scores.masked_fill(ignored.unsqueeze(-1), -math.inf)  # no scores
         weights = None if weight is None else check_class_weight(self.name, weight, None, first=first)
         return own, OwnPart(own.rows, scores, None, first), y, weights
 

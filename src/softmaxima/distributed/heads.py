@@ -220,6 +220,9 @@ class Head:
         request = self.request
         bound = bind_to(request.batch, request.loss, request.options, self.ignore_index, z_loss=request.z_loss)
         losses = RowLosses.of(self.name, self.ranks, agreement, bound, request.batch, self.ignore_index)
+        if (some := losses.counting()) is not None:
+            own = replace(self, request=request.part(some)).evaluate(agreement, some.shape)
+            return losses.spread(own, some).reshape(shape) if request.batch.reduction == "none" else own
         value = _LayerLoss.apply(self, losses, request.hidden, request.weight, request.bias, request.tau)
         return value.reshape(shape) if request.batch.reduction == "none" else value
 

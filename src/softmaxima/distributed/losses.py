@@ -73,8 +73,8 @@ def shared_loss(
         label lies on no rank, one has refused its arguments, has NaN, or does not answer within the group's timeout; each names the
         ranks. There is no second derivative, and none by temperature or options: divide the scores before.
 
-    Cost: one all-gather, of what the map takes and the label's score a row, with weights one number more, of probabilities 8; one
-    more for a loss of probabilities, as `soft_accuracy_loss`, and up to ten with top-p, as of `shared_map`. The gradient needs
+    Cost: one all-gather, of what the map takes and the label's score a row, with weights one number more, of probabilities 8, of
+    rows that are ignored nothing where labels are on the CPU; one more for a loss of probabilities, as `soft_accuracy_loss`, and up to ten with top-p, as of `shared_map`. The gradient needs
     none.
     """
     called = f"distributed.{loss if isinstance(loss, str) and loss in REGISTRY else 'shared_loss'}"
@@ -136,7 +136,17 @@ def loss_of_scores(
 ) -> Tensor:
     """The reduced loss, of scores that there are, of which the ranks have agreed what each has."""
     loss = RowLosses.of(name, ranks, agreement, bound, batch, ignore_index)
-    return outside_compilers(_SharedLoss.apply, MESSAGES)(loss, batch.reduction, batch.empty, total, batch.rows)
+    return outside_compilers(_of_rows, MESSAGES)(loss, batch, total)
+
+
+def _of_rows(loss: RowLosses, batch: Batch, total: Total | None) -> Tensor:
+    """The same, of the rows that count alone where all ranks know which these are."""
+    some, x = loss.counting(), batch.rows
+    if some is None:
+        return _SharedLoss.apply(loss, batch.reduction, batch.empty, total, x)  # type: ignore[return-value]
+    x = x.reshape(loss.target.numel(), x.shape[-1]).index_select(0, some)
+    value: Any = _SharedLoss.apply(loss.of_rows(some), batch.reduction, batch.empty, total, x)
+    return loss.spread(value, some) if batch.reduction == "none" else value
 
 
 class Found(NamedTuple):
@@ -223,6 +233,21 @@ class RowLosses:
             slope = own.rows.pull(shared.own.part, slopes, state, sums)[0]
         return narrowed(torch.where((slope == 0) & ~g.isnan(), 0.0, slope * g), x.dtype)
 
+    def counting(self) -> Tensor | None:
+        """Which rows are not ignored, counted through all axes; None for all, and where not every rank knows of them."""
+        if self.is_soft or not reads_values(self.ranks, self.target):
+            return None
+        counts = (self.target != self.own.ignore_index).flatten()
+        return None if bool(counts.all()) else counts.nonzero().squeeze(-1)
+
+    def of_rows(self, some: Tensor) -> RowLosses:
+        """The losses of some rows, counted through all axes, as those of one axis."""
+        return self._of(lambda value: value.expand((*self._shape, 1)).reshape(-1, 1)[some], self.target.flatten()[some])
+
+    def spread(self, values: Tensor, some: Tensor) -> Tensor:
+        """Those of all rows, 0 for others than these."""
+        return values.new_zeros(self.target.numel()).index_copy(0, some, values).reshape(self._shape)
+
     def is_by_kernels(self, like: Tensor, dtype: torch.dtype) -> bool:
         """Whether scores of a dtype, where `like` is, are not widened."""
         of_labels = self.own.form.of_p is None and self.own.is_of_labels(self.target)
@@ -244,17 +269,20 @@ class RowLosses:
 
     def _rows(self, some: Any) -> RowLosses:
         """The losses of some rows."""
-        of = lambda value: value[some] if isinstance(value, Tensor) and value.ndim and sizes(value)[0] > 1 else value
-        rows = self.own.rows
+        return self._of(lambda value: value[some] if value.ndim and sizes(value)[0] > 1 else value, self.target[some])
+
+    def _of(self, some: Callable[[Tensor], Tensor], target: Tensor) -> RowLosses:
+        """The same of these targets, and of some of the numbers that each row has."""
+        of, rows = lambda value: some(value) if isinstance(value, Tensor) else value, self.own.rows
         rows = InParts(rows.map, of(rows.tau), {key: of(value) for key, value in rows.params.items()})
         own = replace(self.own, rows=rows, options={key: of(value) for key, value in self.own.options.items()})
-        return replace(self, own=own, target=self.target[some])
+        return replace(self, own=own, target=target)
 
     def _shared(self, x: Tensor) -> Shared:
         if not self.is_soft and x.shape[-1]:
             ignored = self.target == self.own.ignore_index
             if x.device.type != "cpu" or bool(ignored.any()):
-                x = x.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
+                x = x.masked_fill(ignored.unsqueeze(-1), -math.inf)  # no scores, whatever they hold
         return Shared(self.name, self.ranks, self.agreement, self.own.rows, x)
 
     def _beside(self, shared: Shared) -> Tensor:

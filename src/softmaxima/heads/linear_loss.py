@@ -173,7 +173,11 @@ def ask(
 ) -> Any:
     """The loss of checked tensors, in a dtype and of the kind that is given; `more` is what `as_request` takes."""
     request = as_request(name, loss, hidden, weight, target, reduction=reduction, **more)
-    batch, shape = request.batch, hidden.shape[:-1]
+    shape, some = hidden.shape[:-1], None
+    if request.batch.ignored is not None and is_concrete(request.hidden):  # a row that is ignored costs nothing
+        some = (~request.batch.ignored).nonzero().squeeze(-1)
+        request = request.part(some)
+    batch = request.batch
     if request.is_of_rows:  # whose backward pass reads them again
         kept = {
             key: None if x is None else x.clone() for key, x in (("labels", batch.labels), ("class_weight", batch.class_weight))
@@ -183,12 +187,13 @@ def ask(
     result = lambda v: like_input(v.to(dtype), given)
     if not request.is_of_rows:
         return result(value)
-    reduced = lambda v: v.reshape(shape) if reduction == "none" else request.batch.reduce(v)
+    of_all = lambda v: v if some is None else v.new_zeros(math.prod(shape)).index_copy(0, some, v)
+    reduced = lambda v: of_all(v).reshape(shape) if reduction == "none" else request.batch.reduce(v)
     loss_of = result(reduced(value[0]))
     if not request.outputs:
         return loss_of
     beside = zip(request.outputs, value[1:], strict=True)
-    return LinearOutputs(loss_of, **{key: result(reduced(v) if key == "z_loss" else v.reshape(shape)) for key, v in beside})
+    return LinearOutputs(loss_of, **{key: result(reduced(v) if key == "z_loss" else of_all(v).reshape(shape)) for key, v in beside})
 
 
 def as_request(

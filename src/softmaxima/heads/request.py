@@ -58,7 +58,7 @@ class Request:
         batch = replace(self.batch, rows=scores, given=scores, reduction="none", dtype=torch.float64)
         return replace(self, batch=batch, options={**self.options, **(options or {})})
 
-    def part(self, span: slice) -> Request:
+    def part(self, span: slice | Tensor) -> Request:
         """That of some rows."""
         of = lambda value: None if value is None else value[span]
         batch = self.batch
@@ -101,7 +101,7 @@ def _replaced(value: Any, rest: Iterator[Tensor]) -> Any:
     return next(rest) if isinstance(value, Tensor) else value
 
 
-def of_rows(value: Any, span: slice) -> Any:
+def of_rows(value: Any, span: slice | Tensor) -> Any:
     """Those numbers of a tensor [rows, 1] that are of some rows; anything else as it is."""
     return value[span] if isinstance(value, Tensor) and sizes(value)[0] > 1 else value
 

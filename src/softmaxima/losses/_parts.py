@@ -112,8 +112,8 @@ class LossInParts:
         return (target == self.ignore_index).unsqueeze(-1)
 
     def part(self, part: Part, target: Tensor) -> Part:
-        """The part as the map is given it: 0 in rows that are ignored, whatever they hold."""
-        return Part(part.x.masked_fill(self.ignored(target), 0.0), self.rows.tau, part.first)
+        """The part as the map is given it: without scores in rows that are ignored, whatever they hold."""
+        return Part(part.x.masked_fill(self.ignored(target), -math.inf), self.rows.tau, part.first)
 
     def shares(self, part: Part, target: Tensor, weight: Tensor | None) -> Tensor:
         """s of a part."""
