@@ -22,7 +22,7 @@ from softmaxima.distributed.agreement import alike, learns
 from softmaxima.distributed.copied import copied
 from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.layouts import Span, check_layout, spans_of
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of
+from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of
 from softmaxima.distributed.rounds import Part, Rounds, part_of, rounds_of, rows_of, scores_of, sees
 from softmaxima.distributed.rows import told
 from softmaxima.distributed.sequence import Parts
@@ -32,6 +32,7 @@ FORMS = ("ring", "gather", "merge")
 
 
 @public
+@outside_the_graph
 def attention(
     query: Tensor,
     key: Tensor,

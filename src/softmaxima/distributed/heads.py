@@ -22,7 +22,7 @@ from softmaxima.distributed.kept import once, save, saved
 from softmaxima.distributed.labels import here
 from softmaxima.distributed.losses import RowLosses, Scores, alike_of_batch, bind_to, check_constants, per_row
 from softmaxima.distributed.partial import some_classes
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
+from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of, summed
 from softmaxima.heads.labelled import slices
 from softmaxima.heads.linear_loss import as_layer, as_request, check_z_loss
 from softmaxima.heads.margin_softmax import as_cosines
@@ -35,6 +35,7 @@ from softmaxima.losses._finding import find_loss
 
 
 @public
+@outside_the_graph
 def linear_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -99,6 +100,7 @@ def linear_loss(
 
 
 @public
+@outside_the_graph
 def margin_softmax_loss(
     hidden: Tensor,
     weight: Tensor,

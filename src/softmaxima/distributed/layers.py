@@ -22,7 +22,7 @@ from softmaxima.core.tracing import sizes
 from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.maps import shared_map
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of
+from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of
 from softmaxima.distributed.sampled import as_same_rows, as_sampled
 from softmaxima.heads.arguments import check_options, check_place
 from softmaxima.heads.exact import all_scores, best_scores
@@ -209,6 +209,7 @@ class LinearLoss(ShardedHead):
             if parameter is not None:
                 self._draw(parameter, lambda values, generator: values.uniform_(-bound, bound, generator=generator))
 
+    @outside_the_graph
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
         with self._ranks.telling(self._name):
             hidden = as_tensor(self._name, "hidden", hidden)  # the layer learns from arrays too
@@ -278,6 +279,7 @@ class MarginSoftmax(ShardedHead):
         """The vectors' first values, whose norms are about 1; every rank must call it."""
         self._draw(self.weight, lambda values, generator: values.normal_(std=self.in_features**-0.5, generator=generator))
 
+    @outside_the_graph
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
         with self._ranks.telling(self._name):
             hidden = as_tensor(self._name, "hidden", hidden)  # the vectors learn from arrays too
@@ -357,6 +359,7 @@ class SampledSoftmax(ShardedHead):
 
     reset_parameters = LinearLoss.reset_parameters
 
+    @outside_the_graph
     def forward(self, hidden: Any, target: Any) -> Tensor:
         name, own, bias, ranks = self._name, self._own_vectors(), self._own(self.bias), self._ranks
         with ranks.telling(name):

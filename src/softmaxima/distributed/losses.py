@@ -21,8 +21,8 @@ from softmaxima.core.tracing import outside_compilers, sizes
 from softmaxima.distributed.agreement import Agreement, alike, learns
 from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.labels import spoken
-from softmaxima.distributed.ranks import AnyRanks, Group, RanksError, ranks_of, reads_values
-from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.distributed.ranks import MESSAGES, AnyRanks, Group, RanksError, outside_the_graph, ranks_of, reads_values
+from softmaxima.distributed.rows import Shared
 from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, mean_over, prepare
 from softmaxima.losses._finding import find_loss
 from softmaxima.losses._parts import LabelScores, LossInParts, Targets, bind, merge_targets
@@ -34,6 +34,7 @@ Scores = Callable[[], Iterable[tuple[Any, Tensor]]]
 
 
 @public
+@outside_the_graph
 def shared_loss(
     loss: str | Loss | Callable[..., Tensor],
     shard: Tensor,
@@ -74,8 +75,8 @@ def shared_loss(
         ranks. There is no second derivative, and none by temperature or options: divide the scores before.
 
     Cost: one all-gather, of what the map takes and the label's score a row, with weights one number more, of probabilities 8, of
-    rows that are ignored nothing where labels are on the CPU; one more for a loss of probabilities, as `soft_accuracy_loss`, and up to ten with top-p, as of `shared_map`. The gradient needs
-    none.
+    rows that are ignored nothing where labels are on the CPU; one more for a loss of probabilities, as `soft_accuracy_loss`, and up
+    to ten with top-p, as of `shared_map`. The gradient needs none.
     """
     called = f"distributed.{loss if isinstance(loss, str) and loss in REGISTRY else 'shared_loss'}"
     ranks = ranks_of(called, group)

@@ -16,13 +16,14 @@ from softmaxima.core.public import public
 from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept, once, save, saved
-from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
-from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.distributed.ranks import MESSAGES, AnyRanks, Group, outside_the_graph, ranks_of
+from softmaxima.distributed.rows import Shared
 from softmaxima.maps import REGISTRY
 from softmaxima.maps.softmax import SOFTMIN
 
 
 @public
+@outside_the_graph
 def shared_map(
     map: AnyMap,
     shard: Tensor,
@@ -82,6 +83,7 @@ def shared_map(
 
 
 @public
+@outside_the_graph
 def softmin(
     shard: Tensor,
     dim: int = -1,

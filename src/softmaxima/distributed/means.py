@@ -11,12 +11,13 @@ from torch import Tensor
 from softmaxima.core.arguments import as_scores, check_value
 from softmaxima.core.public import public
 from softmaxima.distributed.agreement import alike
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of
+from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of
 
 NAME = "distributed.batch_mean"
 
 
 @public
+@outside_the_graph
 def batch_mean(total: Tensor, count: float | Tensor, *, group: Group = None) -> Tensor:
     """Σ total / Σ count over the ranks of a group, for models whose gradients are averaged over these ranks, as by DDP and FSDP.
 

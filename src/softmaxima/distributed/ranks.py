@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,9 +30,9 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _world
 
-from softmaxima.core.tracing import transforming
+from softmaxima.core.tracing import outside_compilers, transforming
 from softmaxima.distributed.agreement import Agreement, wrong
-from softmaxima.distributed.stores import GONE, delete, is_there, met, store_of
+from softmaxima.distributed.stores import GONE, delete, heard, is_there, met, read, store_of
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
@@ -40,9 +40,24 @@ START = dist.batch_isend_irecv
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 ALL_REDUCE = dist.all_reduce
 GRACE = timedelta(seconds=1)  # beyond the timeout, for the first to tell who is missing, or others that they wait in vain too
+MESSAGES = "what ranks tell each other of rows that they share"
+SKIPPED = "which not every rank sent; every rank must make the same calls in the same order, those of backward too"
 PAUSE = timedelta(seconds=0.25)  # at most, between looks whether a message is awaited in vain
 BROKEN = "broken"  # the key of why the messages of a group no longer meet
 SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}  # by every backend
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def outside_the_graph(function: Function) -> Function:
+    """A function of a group, which compilers call and do not look into: what ranks say differs from call to call."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **options: Any) -> Any:
+        return outside_compilers(function, MESSAGES)(*given, **options)
+
+    return call  # type: ignore[return-value]
 
 
 class RanksError(RuntimeError):
@@ -100,8 +115,7 @@ class Ranks:
     def _meet(self, name: str) -> Store:
         """That by which the ranks talk; who asks first meets all others."""
         if self.store is None:
-            store = store_of(self.group, self.timeout + (GRACE if self.rank else timedelta()))  # the first tells who did not come
-            self.store, self.broken = met(store, self.rank, self.size, self.timeout, self._silent)
+            self.store, self.broken = met(store_of(self.group, self.timeout), self.rank, self.size, self.patience, self._silent)
             if self.broken:
                 raise RanksError(f"{name}: {self.broken}; make a new group")
         return self.store
@@ -117,6 +131,11 @@ class Ranks:
         options = (self.group._get_backend(device).options for device in self.group._device_types)
         return next((each._timeout for each in options if each is not None), default_pg_timeout)
 
+    @property
+    def patience(self) -> timedelta:
+        """For which this rank waits to agree: the first tells who did not come."""
+        return self.timeout + (GRACE if self.rank else timedelta())
+
     def _say(self, name: str, own: dict[str, Any]) -> dict[str, Any]:
         """Says what this rank has: {"widths": of each rank} where nothing is wrong, {"problem": what is}."""
         self._check_unbroken(name)
@@ -125,8 +144,8 @@ class Ranks:
         was_raised, self.step, self.sent, self.raised = self.raised, self.step + 1, 0, False
         try:
             store = self._meet(name)
-            if was_raised and is_there(store, BROKEN):
-                self.broken = store.get(BROKEN).decode()
+            if was_raised:
+                self.broken = read(store, BROKEN) or ""
                 self._check_unbroken(name)
             store.set(f"{self.step}/{self.rank}", json.dumps(own))
             told = self._first(store, own) if self.rank == 0 else self._other(store, own)
@@ -163,7 +182,7 @@ class Ranks:
             told = self._judged([own])
         else:
             try:
-                others = store.multi_get([f"{step}/{rank}" for rank in range(1, self.size)])
+                others = heard(store, self._keys[1:], self.patience)
             except RuntimeError:  # of a store that is there, DistStoreError
                 problem = self._silent(store, self._keys)
                 told = {"broken": self.broken} if self.broken else {"problem": problem}
@@ -181,7 +200,7 @@ class Ranks:
         if "problem" in own:
             return own
         try:
-            told = json.loads(store.get(f"{self.step}/told"))
+            told = json.loads(heard(store, [f"{self.step}/told"], self.patience)[0])
         except RuntimeError:
             problem = self._silent(store, self._keys)
             if not self.broken:
@@ -202,12 +221,14 @@ class Ranks:
 
     def _silent(self, store: Store, keys: Sequence[str]) -> str:
         """Which ranks have not said what they say by these keys; or why no messages meet, which one that has left says."""
-        if is_there(store, BROKEN):
-            self.broken = store.get(BROKEN).decode()
+        if (broken := read(store, BROKEN)) is not None:
+            self.broken = broken
             return self.broken
         silent = [rank for rank, key in enumerate(keys) if not is_there(store, key)]
         if self.rank in silent:
             return GONE
+        if behind := [rank for rank in silent if is_there(store, f"waits/{self.step - 1}/{rank}")]:
+            return f"{self._listed(behind)} waits for a message of the call before, {SKIPPED}"
         return (
             f"nothing came from {self._listed(silent or [0])} within {self.timeout.total_seconds():g} s; every rank must make the "
             "same calls in the same order"
@@ -282,10 +303,11 @@ class Ranks:
         until = time.monotonic() + GRACE.total_seconds()
         while not (is_there(store, BROKEN) or is_there(store, *keys)) and time.monotonic() < until:
             time.sleep(0.02)
-        left = {rank: json.loads(store.get(key)) for rank, key in enumerate(keys) if is_there(store, key)}
-        missing = [rank for rank in range(self.size) if rank not in left and not is_there(store, f"{self.step + 1}/{rank}")]
-        if is_there(store, BROKEN):  # which comes before the words for those that are missing
-            return store.get(BROKEN).decode(), []
+        left = {rank: json.loads(said) for rank, key in enumerate(keys) if (said := read(store, key)) is not None}
+        ahead = [rank for rank in range(self.size) if rank not in left and is_there(store, f"{self.step + 1}/{rank}")]
+        missing = [rank for rank in range(self.size) if rank not in left and rank not in ahead]
+        if (broken := read(store, BROKEN)) is not None:  # which comes before the words for those that are missing
+            return broken, []
         if self.rank not in left:
             return GONE, []
         raised = [f"rank {self.names[rank]} raised {problem}" for rank, (_, problem, *_) in left.items() if problem]
@@ -297,33 +319,44 @@ class Ranks:
         is_late = max(waits.values()) > 0.9 * self.timeout.total_seconds()
         if is_late and not missing and min(waits.values()) < max(waits.values()) / 2:  # who came last has waited least
             missing = [min(waits, key=waits.__getitem__)]
+        if is_late and ahead and not missing:
+            return f"{self._listed(ahead)} went on without a message that {self._listed(left)} waited for, {SKIPPED}", []
         if is_late:
             return f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout", missing
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         told = f"{self._listed(missing)} did not answer, and a message" if missing else "a message"
         return f"{told} failed after {waited:.2g} s: {words}", missing
 
-    def _wait(self, work: Any, message: Tensor) -> None:
+    def _wait(self, work: Any, message: Tensor) -> Any:
         """Until a collective is done, or a rank has said that it will not come."""
-        pause = min(self.timeout / 16, PAUSE)
-        while message.is_cpu and self.store is not None:
+        pause, store = min(self.timeout / 16, PAUSE), self.store
+        if not message.is_cpu or store is None:
+            return work.wait()
+        waits = f"waits/{self.step}/{self.rank}"  # for who comes to the next call without a message
+        while True:
             try:
                 work.wait(pause)
             except RuntimeError:
                 if work.is_completed():
-                    break
-                if self._is_in_vain(self.store):
+                    return work.wait()
+                if self._is_in_vain(store):
                     raise
+                if waits not in self._stale:
+                    self._stale.append(waits)
+                    with contextlib.suppress(RuntimeError):  # the store went with its rank
+                        store.set(waits, "")
             else:
-                return
-        work.wait()
+                if waits in self._stale:
+                    self._stale.remove(waits)
+                    delete(store, [waits])
+                return None
 
     def _is_in_vain(self, store: Store) -> bool:
         """Whether messages no longer meet, a rank has raised before this message, or one has seen it or one before it fail."""
         if is_there(store, BROKEN):
             return True
         ends = (("raised", self.sent - 1), ("failed", self.sent))
-        return any(is_there(store, f"{end}/{self.step}") and int(store.get(f"{end}/{self.step}")) <= last for end, last in ends)
+        return any((said := read(store, f"{end}/{self.step}")) is not None and int(said) <= last for end, last in ends)
 
     # Messages --------------------------------------------------------------------------------------------------------------------
 
@@ -331,6 +364,11 @@ class Ranks:
         """The message of each rank, all of one shape, in the order of ranks."""
         if self.size == 1:
             return [message]
+        if is_compiling():  # a compiler of one graph sees the collective alone
+            message = _plain(message)
+            every = message.new_empty((self.size, *message.shape))
+            ALL_GATHER(_as_sent(every), _as_sent(message), self.group)
+            return list(every)
         with self.working(name):
             self._next(name)
             message = _plain(message)

@@ -18,7 +18,6 @@ from softmaxima.core.parts import InParts, merged, spread
 from softmaxima.distributed.agreement import Agreement
 from softmaxima.distributed.ranks import AnyRanks, RanksError, reads_values
 
-MESSAGES = "what ranks tell each other of rows that they share"
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room
 
 

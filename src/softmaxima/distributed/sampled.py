@@ -25,7 +25,7 @@ from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.copied import copied
 from softmaxima.distributed.labels import check_range, here, spoken
 from softmaxima.distributed.losses import bind_to, loss_of_scores
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of
+from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of
 from softmaxima.heads.candidates import Candidates, Drawing, as_drawing
 from softmaxima.heads.corrections import target_correction
 from softmaxima.heads.labelled import Labelled, Rows, as_labelled
@@ -38,6 +38,7 @@ IGNORED = -1  # of a row that is left out, among the candidates
 
 
 @public
+@outside_the_graph
 def sampled_softmax_loss(
     hidden: Tensor,
     weight: Tensor,

@@ -16,10 +16,11 @@ from softmaxima.core.arguments import as_tensor, check_dim
 from softmaxima.core.public import public
 from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.layouts import Spans, check_layout, spans_of
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of
+from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of
 
 
 @public
+@outside_the_graph
 def unshard(shard: Tensor, dim: int = -2, *, layout: str = "balanced", group: Group = None) -> Tensor:
     """The whole sequence, of whose places along `dim` every rank has those at `places`; the same on every rank.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -36,10 +37,10 @@ def met(store: Store, rank: int, size: int, timeout: timedelta, silent: Callable
         try:
             if rank:
                 answer = f"met/{word}"
-                word, problem = json.loads(store.get(answer))
+                word, problem = json.loads(heard(store, [answer], timeout)[0])
                 delete(store, [answer])
             else:
-                store.wait(keys, timeout)
+                heard(store, keys, timeout)
         except dist.DistNetworkError:
             raise
         except RuntimeError:  # of a store that is there; of a file no DistStoreError
@@ -59,6 +60,28 @@ def is_there(store: Store, *keys: str) -> bool:
         return store.check([*keys])
     except RuntimeError:  # the store went with its rank, which is the first
         return False
+
+
+def read(store: Store, key: str) -> str | None:
+    """What stands there now; None for nothing, and of a store that is gone."""
+    try:
+        return store.get(key).decode() if store.check([key]) else None
+    except RuntimeError:
+        return None
+
+
+def heard(store: Store, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+    """What comes by these keys. Raises DistStoreError where it does not.
+
+    A store that waits does not hear of an interrupt, and says on stderr that it gave up; so it is asked again and again.
+    """
+    begun = time.monotonic()
+    while not store.check([*keys]):
+        waited = time.monotonic() - begun
+        if waited >= timeout.total_seconds():
+            raise dist.DistStoreError(f"nothing came within {waited:.3g} s")
+        time.sleep(min(max(waited / 8, 5e-5), 0.1))
+    return store.multi_get([*keys]) if len(keys) > 1 else [store.get(keys[0])]
 
 
 def delete(store: Store, keys: Sequence[str]) -> None:

@@ -20,14 +20,15 @@ from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept, once, save, saved
-from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
-from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.distributed.ranks import MESSAGES, AnyRanks, Group, outside_the_graph, ranks_of
+from softmaxima.distributed.rows import Shared
 from softmaxima.lse.logsumexp import prepare
 
 NAME = "distributed.logsumexp"
 
 
 @public
+@outside_the_graph
 def logsumexp(
     shard: Tensor,
     dim: int | Sequence[int] = -1,
