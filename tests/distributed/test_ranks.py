@@ -88,10 +88,22 @@ def of_messages_that_cannot_be_made(rank: int) -> list[str]:
         lambda group, device: d.batch_mean(torch.tensor(1.0), torch.ones((), device=device), group=group),
         lambda group, device: ranks_of("test", group).sum("test", Unmade() if device == "meta" else X),  # type: ignore[arg-type]
         lambda group, device: ranks_of("test", group).gather("test", Unmade() if device == "meta" else X),  # type: ignore[arg-type]
+        unsent,
     ]
     groups = [dist.new_group(timeout=timedelta(seconds=1)) for _ in calls]
     devices = ["meta" if rank == 1 else "cpu"] * len(calls)
     return [attempt(lambda each=each: each[0](*each[1:]))[0] for each in zip(calls, groups, devices, strict=True)]
+
+
+def unsent(group: Any, device: str) -> None:
+    """A message that its own rank cannot begin."""
+    gather = ranks.ALL_GATHER
+    if device == "meta":
+        ranks.ALL_GATHER = lambda *given, **more: torch.zeros(2).view(3)
+    try:
+        ranks_of("test", group).gather("test", X)
+    finally:
+        ranks.ALL_GATHER = gather
 
 
 class Unmade:

@@ -278,12 +278,12 @@ class Ranks:
         self.sent += 1
 
     @contextmanager
-    def _answered(self, name: str, peers: Sequence[int] = ()) -> Iterator[None]:
-        """A message to or from some ranks, or of all."""
+    def _answered(self, name: str, peers: Sequence[int] = (), errors: type[RuntimeError] = RuntimeError) -> Iterator[None]:
+        """A message to or from some ranks, or of all, of which these errors are; others are of this rank alone."""
         begun = time.monotonic()
         try:
             yield
-        except RuntimeError as error:
+        except errors as error:
             self._break(*self._why(time.monotonic() - begun, peers, error))
             raise RanksError(f"{name}: {self.broken}") from error
 
@@ -373,8 +373,10 @@ class Ranks:
             self._next(name)
             message = _plain(message)
             every = message.new_empty((self.size, *message.shape))
+            with self._answered(name, errors=dist.DistError):
+                begun = ALL_GATHER(_as_sent(every), _as_sent(message), self.group, async_op=True)
             with self._answered(name):
-                self._wait(ALL_GATHER(_as_sent(every), _as_sent(message), self.group, async_op=True), message)
+                self._wait(begun, message)
             return list(every)
 
     def start(self, name: str, sends: Iterable[tuple[Tensor, int]], receives: Iterable[tuple[Tensor, int]]) -> Callable[[], None]:
@@ -408,8 +410,10 @@ class Ranks:
         with self.working(name):
             self._next(name)
             total = message.clone(memory_format=torch.contiguous_format)
+            with self._answered(name, errors=dist.DistError):
+                begun = ALL_REDUCE(total, group=self.group, async_op=True)
             with self._answered(name):
-                self._wait(ALL_REDUCE(total, group=self.group, async_op=True), total)
+                self._wait(begun, total)
             return total
 
 
