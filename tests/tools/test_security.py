@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import csv
 import functools
 import gzip
 import json
 import os
 import re
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +22,8 @@ import pytest
 import softmaxima as sm
 from score_files import FORMATS, bare_csv_bytes, csv_bytes, named, npy_bytes, scores, text_bytes, write_feather_v1
 from softmaxima.core.numbers import InputError
-from softmaxima.streams import checkpoint
+from softmaxima.experiments import reading
+from softmaxima.streams import checkpoint, formats
 
 # Damage --------------------------------------------------------------------------------------------------------------------------
 
@@ -281,3 +284,119 @@ def test_a_text_without_a_last_line_end_is_whole_where_that_is_said(softmaxima_l
         assert (code, err, json.loads(out)["maximum"]) == (0, "", 2.5)
     (tmp_path / "x.txt").write_text("1 2 3")  # as printf writes it
     assert json.loads(softmaxima_lse(str(tmp_path / "x.txt"), "--json")[1])["maximum"] == 3
+
+
+# What is shown -------------------------------------------------------------------------------------------------------------------
+
+HOSTILE = "a\x1b[2J\x9b\u202eb\u2066"  # clears a terminal, and turns letters round
+
+
+def test_names_do_nothing_on_a_terminal(softmaxima_lse: Callable, tmp_path: Path):
+    (path := tmp_path / f"{HOSTILE}.txt").write_text("1 2 3\n")
+    (tmp_path / "x.txt").write_text("1 2 three\n")
+    arrays: dict[str, Any] = {HOSTILE: np.zeros(3), "b": np.zeros(3)}
+    np.savez(tmp_path / "x.npz", **arrays)
+    (tmp_path / "x.csv").write_text("a\x1b[2J,b\n1,2\n", encoding="utf-8")
+    code, out, err = softmaxima_lse(str(path))
+    assert (code, err) == (0, "")
+    assert out.startswith(str(tmp_path))
+    assert "a�[2J��b�.txt: 3 scores" in out
+    asked = ((str(path), "--json"), (str(path), "--dtype=int8"), (str(tmp_path / "x.npz"),), (str(tmp_path / "x.csv"),))
+    for told in [out, *("".join(softmaxima_lse(*arguments)[1:]) for arguments in asked)]:
+        assert told.count("\n") >= 1
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", told)
+    assert json.loads(softmaxima_lse(str(path), "--json")[1])["file"] == str(path)
+    assert "its first line holds a control character, '\\x1b'; take it out" in softmaxima_lse(str(tmp_path / "x.csv"))[2]
+
+
+FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(1)", "\t=1", " =1", "x;=1", "x\n=1", "＝1")
+
+
+def test_classes_are_no_formulas_and_stay_what_they_are_elsewhere(tmp_path: Path):
+    from softmaxima.experiments.model import Predictions
+
+    classes = (*FORMULAS, HOSTILE, "-1", "+2.5", "plain", "a-b")
+    p = np.eye(len(classes))
+    found = Predictions("y", classes, p, np.arange(1, len(p) + 1), (), None, 0)
+    found.write(tmp_path / "predictions.csv")
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    cells = [row[1] for row in rows[1:]]
+    assert cells[-4:] == ["-1", "+2.5", "plain", "a-b"]
+    assert rows[0][-1] == "probability of a-b"
+    for cell in [*rows[0], *cells[:-4]]:
+        assert not any(part.lstrip().startswith(tuple("=+-@＝＋－＠")) for part in re.split("[;,|\t\n]", cell)), cell
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", cell)
+    assert found.frame["predicted"].to_list() == list(classes)
+
+
+def test_a_page_shows_what_would_turn_its_letters_round():
+    from softmaxima.report.page import document, facts
+
+    page = document(HOSTILE, HOSTILE, HOSTILE, [facts(HOSTILE, {"table": HOSTILE}, [HOSTILE])], [])
+    before = page[: page.index("plotly")]
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", before)
+    assert "a�[2J��b�" in before
+
+
+# Bombs ---------------------------------------------------------------------------------------------------------------------------
+
+# With 1 GB as if it were 1 MB. Of each: what writes it, and what is said of it.
+BOMBS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "zeros.csv.gz": (lambda path: path.write_bytes(gzip.compress(b"x\n" + b"0\n" * 2**20)), "is unpacked to more than"),
+    "zeros.txt.zip": (lambda path: _packed(path, "zeros.txt", b"0 " * 2**20 + b"\n"), "is unpacked to more than"),
+    "zeros.npy.gz": (lambda path: path.write_bytes(gzip.compress(npy_bytes(np.zeros(2**18)))), "is unpacked to more than"),
+    "zeros.npz": (lambda path: np.savez_compressed(path, x=np.zeros(2**18)), "is unpacked to more than"),
+    "line.csv": (
+        lambda path: path.write_bytes(b"x,y\n" + b"1,2\n" * 2**16 + b"1" * 2**20 + b"\n"),
+        "a row has 262144 letters or more",
+    ),
+    "row.csv": (
+        lambda path: path.write_bytes(b"x,y\n" + b"1,2\n" * 2**16 + b'"\n",' * 2**17 + b"1\n"),
+        "a row has 262144 letters or more",
+    ),
+    "word.txt": (lambda path: path.write_bytes(b"1 " * 1000 + b"1" * 2**20 + b"\n"), "is no number of at most 1000 letters"),
+    "chunk.zarr": (lambda path: _chunk(path), "is unpacked to more than .* in one chunk"),
+}
+
+
+def _packed(path: Path, name: str, content: bytes) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+
+
+def _chunk(path: Path) -> None:
+    """An array of two scores in a chunk of 8 TB."""
+    pytest.importorskip("zarr").create_array(path, data=np.ones(2), chunks=(2,))
+    about = json.loads((path / "zarr.json").read_text())
+    about["shape"] = about["chunk_grid"]["configuration"]["chunk_shape"] = [10**12]
+    (path / "zarr.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_is_made_to_fill_a_memory_is_told(
+    name: str, softmaxima_lse: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for module in (formats, reading):
+        monkeypatch.setattr(module, "most_unpacked", lambda packed: max(2**20, 100 * packed))
+    monkeypatch.setattr(formats, "ROW", 2**18)
+    write, said = BOMBS[name]
+    write(tmp_path / name)
+    tracemalloc.start()
+    code, out, err = softmaxima_lse(str(tmp_path / name), *(("--column=x",) if ".csv" in name else ()))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.search(said, err)
+    assert most < 3e8
+    if name.startswith("zeros"):
+        assert softmaxima_lse(str(tmp_path / name), "--trusted")[0] == 0
+    if name.endswith((".csv.gz", ".npz")):
+        with pytest.raises(InputError, match="is unpacked to more than"):
+            reading.read_frame(tmp_path / name)
+
+
+def test_a_table_of_very_many_columns_is_told(tmp_path: Path):
+    (tmp_path / "wide.csv").write_text(f"{','.join(f'c{i}' for i in range(200_000))}\n{'1,' * 199_999}1\n")
+    with pytest.raises(InputError, match="has 200000 columns, and a table to train on has at most 100000"):
+        reading.read_frame(tmp_path / "wide.csv")

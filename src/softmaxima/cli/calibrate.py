@@ -90,7 +90,8 @@ def calibrate(
         else:
             show(result)
     if not json:
-        say("\nwritten: " + ", ".join(str(out / name) for name in FILES))
+        say("")
+        say("written: " + ", ".join(str(out / name) for name in FILES))
 
 
 def introduce(scores: Scores) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, ProgressColumn, TaskProgressColumn
 from rich.progress import Task as ProgressTask
@@ -19,6 +18,7 @@ from rich.text import Text
 from softmaxima.cli.terminal import (
     INTERRUPTED,
     TERMINATED,
+    Terminal,
     Terminated,
     check_exists,
     check_spread,
@@ -28,6 +28,7 @@ from softmaxima.cli.terminal import (
     terminable,
 )
 from softmaxima.core.numbers import Problems, check_confidence, check_count, check_one_temperature, check_positive
+from softmaxima.core.writing import visible
 
 if TYPE_CHECKING:
     from softmaxima.streams.formats import Scores
@@ -254,7 +255,7 @@ def estimate_file(
         scores = open_scores(file, column, dtype)
         if scores.mapped is None:
             fail(f"{scores.name} can only be read from its beginning; leave out --estimate, or save its scores as NPY")
-        with Console(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
+        with Terminal(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
             found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, generator=seed)
     except (TypeError, ValueError) as error:
         fail(error)
@@ -289,7 +290,8 @@ def show_facts(name: str, files: dict[str, Any], facts: dict[str, Any], as_json:
     if as_json:
         import json
 
-        say(json.dumps(files | {fact: printable(value) for fact, value in facts.items()}, ensure_ascii=False))
+        shown = json.dumps(files | {fact: printable(value) for fact, value in facts.items()}, ensure_ascii=False)
+        say("".join(letter if visible(letter) == letter else f"\\u{ord(letter):04x}" for letter in shown))
         return
     of = "" if facts["temperature"] == 1.0 else f" of x/{facts['temperature']}"
     read = f", {facts['evaluations']} of them read" if "evaluations" in facts else ""

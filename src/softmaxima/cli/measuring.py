@@ -50,7 +50,8 @@ def show_and_write(benchmark: B, show: Callable[[B], None], write: Callable[[B, 
         return
     with keeping("--json", json, lambda: write(benchmark, json)):
         show(benchmark)
-    say(f"\nwritten: {json}")
+    say("")
+    say(f"written: {json}")
 
 
 def check_results(results: Sequence[Result]) -> None:

@@ -20,10 +20,12 @@ import cyclopts
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from softmaxima.core.numbers import InputError, check_count, check_positive
+from softmaxima.core.writing import visible, visible_lines
 
 if TYPE_CHECKING:
     from softmaxima.report.columns import Column
@@ -36,7 +38,16 @@ class OutputError(Exception):
     """Standard output cannot be written."""
 
 
-class Output(Console):
+class Terminal(Console):
+    """A console that texts of others, as names of files and classes, can only be shown on."""
+
+    def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+        """As rich does, with � for what a terminal would obey."""
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=visible_lines(part.text))
+
+
+class Output(Terminal):
     """Standard output, where a full disk is an OutputError, and a pipe that nobody reads any more a silent end."""
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -135,7 +146,7 @@ def check_named(option: str, given: Sequence[str] | None, otherwise: str) -> Non
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
     """On stderr, and only where someone watches."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     left = TimeRemainingColumn(), TextColumn("left")
     columns = (TextColumn("{task.description}"), BarColumn(18), *(columns or (MofNCompleteColumn(),)), *left)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -218,8 +229,8 @@ def keeping(option: str, path: Path, write: Callable[[], Any], otherwise: Callab
 
 
 def say(line: str) -> None:
-    """A line on stdout, as it is."""
-    Output().print(Text(line), soft_wrap=True)
+    """A line on stdout."""
+    Output().print(Text(visible(line)), soft_wrap=True)
 
 
 _OPTIONS: ContextVar[frozenset[str]] = ContextVar("options", default=frozenset())
@@ -242,8 +253,7 @@ def _option(name: re.Match[str]) -> str:
 def tell(message: str) -> None:
     """One line on stderr, where a parameter of the command in backticks is an option."""
     line = re.sub(r"`([a-z_]+)`", _option, " ".join(message.split()))
-    printed = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
-    Console(stderr=True).print(Text(f"softmaxima: {printed.removeprefix('softmaxima ')}"), soft_wrap=True)
+    Terminal(stderr=True).print(Text(f"softmaxima: {line.removeprefix('softmaxima ')}"), soft_wrap=True)
 
 
 def fail(message: str | Exception, code: int = WRONG_USE) -> NoReturn:

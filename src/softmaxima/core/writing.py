@@ -1,9 +1,10 @@
-"""Files that appear complete or not at all, and numbers as JSON takes them."""
+"""Files that appear complete or not at all, numbers as JSON takes them, and texts that do nothing where they are shown."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,39 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# What terminals obey, marks that turn the direction of what follows, and halves of letters, which no file holds.
+_ACTIVE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# What begins a formula, also after what some spreadsheets take to separate cells.
+_FORMULA = re.compile("(^|[;,|\t\n])(?=\\s*[=+@\uff0b\uff0d\uff1d\uff20-])")
+
+
+def visible(text: str) -> str:
+    """The text with � for each letter that would act and not show.
+
+    >>> visible("red \\x1b[31m")
+    'red �[31m'
+    """
+    return _ACTIVE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def visible_lines(text: str) -> str:
+    """The same of a text of lines."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def as_cell(text: str) -> str:
+    """The text as a cell of CSV, with ' where a spreadsheet would see a formula begin; a number stays.
+
+    >>> as_cell("=1+1"), as_cell("-1")
+    ("'=1+1", '-1')
+    """
+    try:
+        float(text)
+    except ValueError:
+        return visible_lines(_FORMULA.sub(r"\1'", text))
+    return text
 
 
 def write_text(path: Path, text: str) -> None:

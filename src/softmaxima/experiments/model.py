@@ -6,6 +6,7 @@ object of a type that is not in `TRUSTED` or known to it as harmless. Both are t
 
 from __future__ import annotations
 
+import csv
 import importlib
 import io
 import zipfile
@@ -20,7 +21,7 @@ import torch
 
 import softmaxima as sm
 from softmaxima.core.numbers import InputError, Problems
-from softmaxima.core.writing import write_bytes, write_text
+from softmaxima.core.writing import as_cell, write_bytes, write_text
 from softmaxima.experiments.encoding import Encoder, digest, kind_of
 from softmaxima.experiments.measures import Fold, evaluate
 from softmaxima.experiments.reading import Reading, read_frame
@@ -61,8 +62,11 @@ class Predictions:
         return pl.DataFrame({"row": self.places, "predicted": pl.Series(predicted, dtype=pl.String)} | probabilities)
 
     def write(self, path: Path) -> None:
-        """The frame as CSV."""
-        write_text(path, self.frame.write_csv())
+        """The frame as CSV, in which no text is a formula."""
+        frame, head = self.frame, io.StringIO()
+        csv.writer(head, lineterminator="\n").writerow(map(as_cell, frame.columns))
+        predicted = pl.Series("predicted", [as_cell(name) for name in frame["predicted"]], dtype=pl.String)
+        write_text(path, head.getvalue() + frame.with_columns(predicted).write_csv(include_header=False))
 
 
 def predict(model: Model, path: Path) -> Predictions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
 import io
 import re
 import zipfile
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 import numpy as np
 import polars as pl
@@ -22,10 +24,11 @@ import polars as pl
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.values import NUMBER_LIKE, Known, as_float, is_missing, values_of
 from softmaxima.experiments.wording import named, rows
-from softmaxima.streams.texts import encoding_of, layout_of, table_in
+from softmaxima.streams.texts import encoding_of, layout_of, most_unpacked, table_in
 
 ARCHIVES = (".gz", ".zip")
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
+COLUMNS = 100_000  # each takes kilobytes, even of few rows
 FIRST_ROWS = 200  # by which the header is
 NUMBERED = re.compile(r"column [1-9][0-9]*")
 ENCODINGS = {"utf-8-sig": (), "utf-16": ("read as UTF-16",), "cp1252": ("read as Windows-1252 (latin-1), for it is not UTF-8",)}
@@ -124,19 +127,40 @@ def _unpacked(name: str, content: bytes) -> tuple[str, bytes]:
     """The name and the bytes of the table, out of archives, which go by their first bytes where their name says something else."""
     suffix = PurePosixPath(name).suffix.lower()
     if content.startswith(GZIP):
-        return _unpacked(name[:-3] if suffix == ".gz" else name, gzip.decompress(content))
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            return _unpacked(name[:-3] if suffix == ".gz" else name, _read_some(file, len(content)))
     if suffix == ".gz":  # unpacked already, as browsers do
         return name[:-3], content
     if suffix != ".zip" and not (content.startswith(ZIP) and READERS.get(suffix, ("",))[0] == "CSV"):
         return name, content
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         member = table_in(archive, READERS)
-        return _unpacked(member, archive.read(member))
+        with archive.open(member) as file:
+            return _unpacked(member, _read_some(file, len(content)))
+
+
+def _read_some(file: IO[bytes] | gzip.GzipFile, packed: int) -> bytes:
+    """All that is unpacked of so many bytes, unless it is too much."""
+    content = file.read((most := most_unpacked(packed)) + 1)
+    _check_size(len(content), most)
+    return content
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise InputError(
+            f"is unpacked to more than {most / 1e9:.1f} GB, as what is made to fill a memory; unpack it, if you trust it"
+        )
 
 
 def suffixes() -> str:
     """Those that are read."""
     return ", ".join([*READERS, *ARCHIVES])
+
+
+def _check_columns(width: int) -> None:
+    if width > COLUMNS:
+        raise InputError(f"has {width} columns, and a table to train on has at most {COLUMNS}; leave some out")
 
 
 # Text ---------------------------------------------------------------------------------------------------------------------
@@ -148,6 +172,7 @@ def _read_text(content: bytes, known: Known) -> Reading:
     text, separator, width, sample = text[layout.begin :], layout.separator, layout.width, layout.lines
     if not any(map(str.strip, sample)):
         raise InputError(f"cannot be read as CSV (it is empty); {REPAIRS['CSV']}")
+    _check_columns(width)
     if layout.doubt:
         notes.append(layout.doubt)
     untrainable = None
@@ -359,6 +384,9 @@ def _vote(cell: str, below: pl.Series) -> str | None:
 
 
 def _read_parquet(content: bytes, _: Known) -> Reading:
+    about = importlib.import_module("pyarrow.parquet").read_metadata(io.BytesIO(content))
+    _check_columns(about.num_columns)
+    _check_size(8 * about.num_rows * about.num_columns, most_unpacked(len(content)))
     # by pyarrow, which asks the checksums of pages
     return Reading(pl.read_parquet(io.BytesIO(content), use_pyarrow=True, pyarrow_options={"page_checksum_verification": True}))
 
@@ -369,6 +397,9 @@ def _read_feather(content: bytes, _: Known) -> Reading:
 
 def _read_npz(content: bytes, _: Known) -> Reading:
     archive = np.load(io.BytesIO(content), allow_pickle=False)
+    if isinstance(archive, np.lib.npyio.NpzFile):
+        members = zipfile.ZipFile(io.BytesIO(content)).infolist()
+        _check_size(sum(member.file_size for member in members), most_unpacked(len(content)))
     arrays = {name: archive[name] for name in archive} if isinstance(archive, np.lib.npyio.NpzFile) else {}
     needed = f"needs arrays X and y, got {named(map(repr, arrays)) or 'none'}; {REPAIRS['NPZ']}"
     if "X" not in arrays:

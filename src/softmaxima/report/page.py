@@ -13,7 +13,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from softmaxima.core.writing import finite
+from softmaxima.core.writing import finite, visible, visible_lines
 from softmaxima.report.figures import Figure
 
 LONG = 70  # characters of a fact that has a line of its own
@@ -24,9 +24,9 @@ def document(title: str, heading: str, lead: str, sections: Iterable[str], figur
     plots = {figure.id: figure.plot.to_plotly_json() for figure in figures}
     head = f'<header>\n<h1>{html.escape(heading)}</h1>\n<p class="lead">{html.escape(lead)}</p>\n</header>'
     return Template(files("softmaxima.report").joinpath("page.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape(title),
-        body="\n".join((head, *sections)),
-        figures=_script_json(finite(plots)),
+        title=html.escape(visible(title)),
+        body=visible_lines("\n".join((head, *sections))),
+        figures=visible(_script_json(finite(plots))),
         plotly=get_plotlyjs(),
     )
 

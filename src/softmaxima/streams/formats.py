@@ -30,8 +30,20 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError, Problems
-from softmaxima.core.places import STANDARD_INPUT, Place, handed
-from softmaxima.streams.texts import COMPRESSED, UTF16, Ended, Recoded, doubt_of, encoding_of, layout_of, rows_of, table_in
+from softmaxima.core.places import STANDARD_INPUT, Place, Remote, handed
+from softmaxima.streams.texts import (
+    COMPRESSED,
+    UTF16,
+    Ended,
+    Limited,
+    Recoded,
+    doubt_of,
+    encoding_of,
+    layout_of,
+    most_unpacked,
+    rows_of,
+    table_in,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,9 +53,12 @@ if TYPE_CHECKING:
 CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
 PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
+LONGEST = 1000  # letters of a number in a text
+ROW = 2**23  # letters of a row of a table in a text
 MISSING = ("", "NA", "N/A", "null", "NULL")
 POINTED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+")
 GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+")  # a decimal comma, or thousands
+IN_A_CHUNK = " in one chunk"
 TRUST = "if you trust who wrote it, ask for that with `trusted`"
 CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 AS_TEXT = "give numbers between spaces, commas or line ends, or `dtype` for raw memory"
@@ -173,6 +188,21 @@ def _from_file(path: Place, asked: Asked) -> Scores:
     if dtype is not None and suffix in READERS:
         raise InputError(f"{path}: a file with the suffix {suffix} states its own dtype; leave `dtype` out")
     return _raw(path, asked.column, dtype) if dtype is not None else READERS[suffix](path, asked)
+
+
+def _check_memory(path: Place, asked: Asked, size: int, what: str = "") -> None:
+    """Raise InputError where a file takes more bytes when it is unpacked than one that is not trusted may."""
+    if size > most_unpacked(0) and not asked.trusted:
+        if isinstance(path, Remote):
+            stored, _ = path.version()
+        else:
+            stored = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+        if size > (most := most_unpacked(stored)):
+            raise _too_much(str(path), most, what)
+
+
+def _too_much(name: str, most: int, what: str = "") -> InputError:
+    return InputError(f"{name} is unpacked to more than {most / 1e9:.1f} GB{what}, as what is made to fill a memory; {TRUST}")
 
 
 def _empty(name: str) -> InputError:
@@ -408,6 +438,7 @@ def _npz(path: Place, asked: Asked) -> Scores:
                     headers[member.removesuffix(".npy")] = _header(file, str(path))
     array, items = _among(str(path), "array", {name: dtype for name, (dtype, _) in headers.items()}, asked.column, ".")
     chosen, count = f"{array}.npy", headers[array][1]
+    _check_memory(path, asked, count * items.dtype.itemsize)
 
     def blocks(start: int) -> Iterator[Block]:
         with zipfile.ZipFile(handed(path)) as archive, archive.open(chosen) as file:
@@ -483,7 +514,11 @@ class Stream:
             self._at = lambda: self.size if raw.closed else raw.tell()  # what reads it may close it at its end
             try:
                 with contextlib.ExitStack() as stack:
-                    yield functools.reduce(lambda file, unpack: stack.enter_context(unpack(file)), self._unpacks, raw)
+                    file = functools.reduce(lambda file, unpack: stack.enter_context(unpack(file)), self._unpacks, raw)
+                    if self._unpacks and not self.asked.trusted:
+                        most = most_unpacked(self.size)
+                        file = io.BufferedReader(Limited(file, most, str(_too_much(self.name, most))), 2**20)
+                    yield file
             finally:
                 at = self._at()
                 self._at = lambda: at
@@ -591,6 +626,10 @@ def _numbers(file: Any, name: str, unended: bool) -> Iterator[Block]:
         whole = rest + text
         words = whole.replace(b",", b" ").split()
         rest = words.pop() if words and not text[-1:].isspace() and text[-1:] != b"," else b""
+        if len(rest) > LONGEST:
+            raise InputError(
+                f"{name}: {rest[:40].decode(errors='replace')!r}… is no number of at most {LONGEST} letters; repair it"
+            )
         if words:
             yield _parsed(words, name, whole, lines)
         lines += text.count(b"\n")
@@ -602,11 +641,11 @@ def _numbers(file: Any, name: str, unended: bool) -> Iterator[Block]:
 def _parsed(words: list[bytes], name: str, text: bytes, line: int) -> np.ndarray:
     """The numbers of a text, whose first line has that number."""
     try:
-        if b"_" in text:  # which Python's numbers may have
-            raise ValueError
-        return np.array(words).astype(np.float64)
+        if b"_" in text:
+            raise ValueError  # which Python takes in numbers
+        return np.fromiter(map(float, words), np.float64, len(words))  # not an array of texts, all as long as the longest
     except ValueError:
-        wrong = next(word for word in words if not _is_number(word))
+        wrong = next(word for word in words if not _is_number(word) or b"_" in word)
         line += next(i for i, words in enumerate(text.split(b"\n")) if wrong in words.replace(b",", b" ").split())
         word = wrong.decode(errors="replace")[:40]
         is_text = word.isprintable() and "\N{REPLACEMENT CHARACTER}" not in word
@@ -688,6 +727,7 @@ def _parquet(path: Place, asked: Asked) -> Scores:
     if each is None:
         columns = [column for group in groups for column in map(group.column, range(group.num_columns))]
         held = sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] == chosen)
+        _check_memory(path, asked, held * dtype.itemsize)
         together = max(1, PIECE * sum(lengths) // max(held, 1))  # rows with about so many scores
         batches = lambda: (batch.column(0) for batch in file.iter_batches(together, columns=[chosen]))
         return _of_lists(str(path), dtype, lambda: _decoded(str(path), batches(), pyarrow))
@@ -852,8 +892,10 @@ class _Table:
         wrong: dict[str, list[str]] = {"missing": [], "no number": [], "no row": []}
         line, names, place = self.line, self.has_names, self.place
         with io.TextIOWrapper(self.rows(file), encoding, errors="replace", newline="") as text:
-            reader = csv.reader(text, delimiter=self.separator, skipinitialspace=True)
+            letters = [0]  # of the row that is read
+            reader = csv.reader(self._lines(text, letters), delimiter=self.separator, skipinitialspace=True)
             for fields in self._whole(reader):
+                letters[0] = 0
                 first, line = line, self.line + reader.line_num
                 if not any(map(str.strip, fields)):
                     continue
@@ -873,6 +915,16 @@ class _Table:
                     found = []
         self._refuse(wrong)
         yield np.array(found)
+
+    def _lines(self, text: Any, letters: list[int]) -> Iterator[str]:
+        """The lines of a text, of which a row takes no more than `ROW` letters."""
+        while line := text.readline(ROW):
+            letters[0] += len(line)
+            if letters[0] >= ROW:
+                raise InputError(
+                    f"{self.name}: a row has {ROW} letters or more, as where no line ends; give a table of shorter rows"
+                )
+            yield line
 
     def _whole(self, reader: Any) -> Iterator[list[str]]:
         """The rows of a reader of csv, of which none is too long."""
@@ -928,7 +980,9 @@ def _table(stream: Stream) -> _Table:
     except csv.Error:
         held = f"its first line has a field of more than {csv.field_size_limit()} letters"
         raise InputError(f"{stream.name}: {held}, as where a quote is not closed; repair it") from None
-    if re.search("[\x00-\x08\x0e-\x1f\x7f\ufffd]", "".join(first)):
+    if found := re.search("[\x01-\x08\x0e-\x1f\x7f]", "".join(first)):
+        raise InputError(f"{stream.name}: its first line holds a control character, {found[0]!r}; take it out")
+    if re.search("[\x00\ufffd]", "".join(first)):
         raise InputError(f"{stream.name}: its first line is no text in UTF-8, UTF-16 or Windows-1252; save it as CSV in UTF-8")
     names = [name.strip() for name in first]
     numbers = [not name or _is_number(name.replace(",", ".").encode()) for name in names]
@@ -1053,6 +1107,7 @@ def _hdf5(path: Place, asked: Asked) -> Scores:
             yield file[chosen]
 
     # A null dataset has no shape, and no scores.
+    _check_memory(path, asked, math.prod(chunks or ()) * items.dtype.itemsize, IN_A_CHUNK)
     return _chunked(str(path), items, (0,) if shape is None else shape, chunks, reading)
 
 
@@ -1068,7 +1123,9 @@ def _zarr(path: Place, asked: Asked) -> Scores:
     else:
         items = _items(str(path), array.dtype, asked.column)
     reading = lambda: contextlib.nullcontext(array)
-    return _chunked(str(path), items, array.shape, getattr(array, "shards", None) or array.chunks, reading)
+    chunks = getattr(array, "shards", None) or array.chunks
+    _check_memory(path, asked, math.prod(chunks) * items.dtype.itemsize, IN_A_CHUNK)
+    return _chunked(str(path), items, array.shape, chunks, reading)
 
 
 def _check_folder(path: Path) -> None:

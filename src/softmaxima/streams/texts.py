@@ -63,6 +63,29 @@ class Recoded(io.RawIOBase):
         return n
 
 
+def most_unpacked(packed: int) -> int:
+    """Bytes that so many may be unpacked to where nobody trusts who packed them: numbers are seldom packed to a hundredth."""
+    return max(2**30, 100 * packed)
+
+
+class Limited(io.RawIOBase):
+    """What is unpacked, which raises InputError beyond so many bytes."""
+
+    def __init__(self, file: Any, most: int, told: str) -> None:
+        self._file, self._left, self._told = file, most, told
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._file.read(min(len(buffer), 2**20))
+        self._left -= len(read)
+        if self._left < 0:
+            raise InputError(self._told)
+        buffer[: len(read)] = read
+        return len(read)
+
+
 class Ended(io.RawIOBase):
     """A text that raises InputError where it ends as one that is cut off does: without a line end, unless it is one short line."""
 
