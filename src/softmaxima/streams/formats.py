@@ -641,11 +641,11 @@ def _numbers(file: Any, name: str, unended: bool) -> Iterator[Block]:
 def _parsed(words: list[bytes], name: str, text: bytes, line: int) -> np.ndarray:
     """The numbers of a text, whose first line has that number."""
     try:
-        if b"_" in text:
-            raise ValueError  # which Python takes in numbers
+        if b"_" in text or max(map(len, words)) > LONGEST:
+            raise ValueError  # Python takes _ in numbers
         return np.fromiter(map(float, words), np.float64, len(words))  # not an array of texts, all as long as the longest
     except ValueError:
-        wrong = next(word for word in words if not _is_number(word) or b"_" in word)
+        wrong = next(word for word in words if not _is_number(word) or b"_" in word or len(word) > LONGEST)
         line += next(i for i, words in enumerate(text.split(b"\n")) if wrong in words.replace(b",", b" ").split())
         word = wrong.decode(errors="replace")[:40]
         is_text = word.isprintable() and "\N{REPLACEMENT CHARACTER}" not in word
