@@ -641,7 +641,7 @@ def _numbers(file: Any, name: str, unended: bool) -> Iterator[Block]:
 def _parsed(words: list[bytes], name: str, text: bytes, line: int) -> np.ndarray:
     """The numbers of a text, whose first line has that number."""
     try:
-        if b"_" in text or max(map(len, words)) > LONGEST:
+        if (b"_" in text and any(b"_" in word for word in words)) or max(map(len, words)) > LONGEST:
             raise ValueError  # Python takes _ in numbers
         return np.fromiter(map(float, words), np.float64, len(words))  # not an array of texts, all as long as the longest
     except ValueError:
