@@ -18,6 +18,7 @@ import pytest
 from small_pieces import stuck_at_first
 
 from softmaxima.core.numbers import InputError
+from softmaxima.dask import cluster
 from softmaxima.dask.cluster import connected
 from softmaxima.dask.tasks import Shared, Tasks
 
@@ -134,7 +135,7 @@ def test_what_is_stuck_everywhere_is_given_up(two_workers: Any, workers: dict[st
         warnings.simplefilter("always")
         tasks.submit("quick", time.sleep, 0.01)
         tasks.submit("stuck", time.sleep, 6.0)
-        with pytest.raises(InputError, match=r"^stuck: the worker at .* has had it for .*, and it is given up; see what holds it"):
+        with pytest.raises(InputError, match=r"^stuck: the worker at .* has had it for .*, and is given up; see what holds it"):
             list(tasks)
     assert str(said[0].message).startswith("stuck: the worker at ")
     assert time.monotonic() - begun < 6
@@ -145,7 +146,7 @@ def test_what_is_stuck_everywhere_is_given_up(two_workers: Any, workers: dict[st
     [
         (lambda process: process.send_signal(signal.SIGSTOP), "has not answered for"),
         (lambda process: process.kill(), "is gone; start it and this again"),
-        (lambda process: print(file=process.stdin, flush=True), "has no worker for"),
+        (lambda process: print(file=process.stdin, flush=True), "has had no worker for"),
     ],
 )
 def test_a_scheduler_that_is_silent_or_alone_is_named(elsewhere: Any, fault: Callable[[Any], Any], word: str) -> None:
@@ -164,3 +165,13 @@ def test_a_scheduler_that_is_silent_or_alone_is_named(elsewhere: Any, fault: Cal
     assert len(told) == 2 - ("gone" in word)
     assert "gone" not in word or "innocent" not in told[0]
     assert time.monotonic() - begun < 3 * TIMEOUT
+
+
+def test_a_scheduler_that_is_silent_from_the_beginning_is_named(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, client = elsewhere
+    process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(cluster, "SECONDS", 1)
+    begun = time.monotonic()
+    with pytest.raises(InputError, match="no scheduler of Dask answers at"), connected("test", client.scheduler.address, None):
+        pass
+    assert time.monotonic() - begun < 5

@@ -12,9 +12,10 @@ import linecache
 import logging
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 SECONDS = 10  # that a scheduler has to answer, and workers to come
 TIMEOUT = 60.0  # seconds of silence, after which a worker or a scheduler is given up
-RENEWED = 4  # times in that, a process that we began and that is silent is ended, and another is begun
+RENEWED = 2  # times in that, a process that we began and that is silent is ended, and another is begun
 UNGUARDED = 'workers run the script anew that begins them; put what it does under if __name__ == "__main__":'
 T = TypeVar("T")
 
@@ -122,11 +123,27 @@ def _joined(library: Any, address: str) -> Any:
         scheme, place = library.comm.parse_address(address)
         library.comm.parse_host_port(place)  # here, for a client that fails to begin does not end either
         library.comm.registry.get_backend(scheme)
+        if scheme != "inproc":  # one that does not answer is asked first, for a client would wait for it without end
+            answer: Future[None] = Future()
+            threading.Thread(target=_ask, args=(library, address, answer), daemon=True).start()  # its end may never come
+            answer.result(SECONDS + 1)
         return library.Client(address, timeout=SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         start = "start one with: dask scheduler, or give an address such as tcp://host:8786"
         raise InputError(f"no scheduler of Dask answers at {address!r} ({said}); {start}") from None
+
+
+def _ask(library: Any, address: str, answer: Future[None]) -> None:
+    try:
+        answer.set_result(asyncio.run(_asked(library, address)))
+    except Exception as error:
+        answer.set_exception(error)
+
+
+async def _asked(library: Any, address: str) -> None:
+    comm = await library.comm.connect(address, timeout=SECONDS, **library.Security().get_connection_args("client"))
+    await comm.close()
 
 
 def _left(client: Any) -> None:

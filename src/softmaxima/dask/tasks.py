@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from softmaxima.core.numbers import InputError
 from softmaxima.dask.cluster import TIMEOUT, answered, distributed
 
-QUIET = 8.0  # seconds in which a worker or a scheduler is not heard of, after which that is told
+QUIET = 12.0  # seconds in which a worker or a scheduler is not heard of, after which that is told
 LOOKS = 1.0  # seconds between two looks at who works, and until the scheduler is to answer
 ATTEMPTS = 3  # workers on which a task is begun
 SLOWER = 4  # times as long as the slowest like it, a task may take
@@ -39,10 +39,11 @@ class _Asked(Generic[T]):
 
 @dataclass(frozen=True)
 class _Trouble:
-    """Why nothing is to be expected of an attempt, since when, and after how many seconds more than a timeout it is given up."""
+    """Why nothing is to be expected of an attempt, since when, what to do, and how much beyond a timeout it is given up."""
 
     why: str
     since: float
+    repair: str = "see whether it runs, or pass a longer timeout"
     more: float = 0.0
 
 
@@ -138,7 +139,7 @@ class Tasks(Generic[T]):
             latest = max((trouble for trouble in troubles if trouble is not None), key=lambda trouble: trouble.since)
             asked.since = latest.since if asked.since is None else asked.since
             if time.monotonic() - asked.since > self.timeout + latest.more:
-                raise InputError(f"{asked.what}: {latest.why}, and it is given up; see what holds it, or pass a longer timeout")
+                raise InputError(f"{asked.what}: {latest.why}, and is given up; {latest.repair}")
             for attempt in asked.attempts:
                 asked.tried |= self.watch.at(attempt.key)
             others = [worker for worker in self.watch.able() if worker not in asked.tried]
@@ -191,7 +192,9 @@ class _Watch:
         now = time.monotonic()
         if not self.ages:
             quiet = now - self.peopled
-            return _Trouble(f"the scheduler at {self.address} has no worker for {quiet:.0f} s", self.peopled) if quiet > 1 else None
+            repair = f"start some with: dask worker {self.address}"
+            why = f"the scheduler at {self.address} has had no worker for {quiet:.0f} s"
+            return _Trouble(why, self.peopled, repair) if quiet > 1 else None
         for group in self.needs.get(key, ()):
             if all(self._is_silent(worker) for worker in group):
                 name, age = min(
@@ -203,7 +206,7 @@ class _Watch:
             since = self.had[late[0]][1]
             like = self._expected(late[0])
             why = f"{self.ages[late[0]][0]} has had it for {now - since:.0f} s, and others took at most {like:.2g} s for as much"
-            return _Trouble(why, since, 2 * SLOWER * like)
+            return _Trouble(why, since, "see what holds it, or pass a longer timeout", 2 * SLOWER * like)
         return None
 
     def able(self) -> list[str]:
