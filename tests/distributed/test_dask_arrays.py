@@ -491,3 +491,14 @@ def test_without_dask_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "dask" else found(name, *of))
     with pytest.raises(ImportError, match=r'^sm.dask needs Dask, which is not installed: pip install "softmaxima\[dask\]"$'):
         importlib.reload(room)
+
+
+def test_a_masked_array_is_advised_what_leaves_masked_scores_out():
+    x = np.random.default_rng(0).normal(size=(4, 6))
+    masked = da.ma.masked_greater(da.from_array(x, chunks=3), 1.0)
+    with pytest.raises(TypeError, match=r"got MaskedArray; pass (.*), and where=(.*)$") as raised:
+        sm.dask.logsumexp(masked)
+    scores, where = (
+        eval(each, {"dask": dask, "scores": masked}) for each in str(raised.value).split("pass ")[1].split(", and where=")
+    )
+    np.testing.assert_allclose(sm.dask.logsumexp(scores, where=where).compute(), sm.logsumexp(x, where=x <= 1.0), rtol=1e-13)

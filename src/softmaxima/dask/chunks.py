@@ -172,7 +172,10 @@ def check_scores(name: str, x: Any) -> Array:
 def _check_chunks(name: str, what: str, x: Array) -> Array:
     if type(x._meta) is not np.ndarray:
         kind = type(x._meta).__name__
-        raise TypeError(f"{name}: the chunks of {what} must be NumPy arrays, got {kind}; call .map_blocks(numpy.asarray)")
+        repair = "call .map_blocks(numpy.asarray)"
+        if isinstance(x._meta, np.ma.MaskedArray):  # of which that would show what is masked
+            repair = f"pass dask.array.ma.getdata({what}), and where=~dask.array.ma.getmaskarray({what})"
+        raise TypeError(f"{name}: the chunks of {what} must be NumPy arrays, got {kind}; {repair}")
     if any(math.isnan(size) for size in x.shape):
         raise ValueError(f"{name}: the chunks of {what} must be of known sizes, got shape {x.shape}; call .compute_chunk_sizes()")
     return x
