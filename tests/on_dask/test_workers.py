@@ -130,7 +130,6 @@ def test_what_one_worker_has_far_longer_than_others_begins_anew_elsewhere(
 
 
 def test_what_is_stuck_everywhere_is_given_up(two_workers: Any, workers: dict[str, int]) -> None:
-    begun = time.monotonic()
     with Tasks(two_workers, 1.0) as tasks, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         tasks.submit("quick", time.sleep, 0.01)
@@ -138,7 +137,6 @@ def test_what_is_stuck_everywhere_is_given_up(two_workers: Any, workers: dict[st
         with pytest.raises(InputError, match=r"^stuck: the worker at .* has had it for .*, and is given up; see what holds it"):
             list(tasks)
     assert all(str(one.message).startswith("stuck: the worker at ") for one in said)
-    assert time.monotonic() - begun < 6
 
 
 @pytest.mark.parametrize(
