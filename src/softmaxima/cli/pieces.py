@@ -165,7 +165,8 @@ def run(
             Output().print(Text(pieces.files[NUMBERS](found).rstrip()), soft_wrap=True)
         else:
             show(found)
-    tell("\nwritten: " + ", ".join(str(out / name) for name in pieces.files))
+    tell("")
+    tell("written: " + ", ".join(str(out / name) for name in pieces.files))
     if interrupted is not None:
         tell(f"interrupted after {len(done)} of {pieces.wanted} {pieces.many}; --resume goes on from there")
         raise SystemExit(code)
