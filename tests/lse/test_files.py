@@ -386,7 +386,7 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
         ("1,x\n2,y\n", (), "with --column: '1', 'x'; its first line was taken for the header"),
         ("1,2\n3,4\n", (), "name one of its columns with --column: 'f0', 'f1'"),
         ("a,a\n1,2\n", ("--column=a",), "2 columns are called 'a'; rename all but one"),
-        ("a\x1b,b\n1,2\n", (), "its first line is no text in UTF-8, UTF-16"),
+        ("a\x1b,b\n1,2\n", (), "its first line holds a control character, '\\x1b'; take it out"),
         ("a,b\n1,2\n", (), "name one of its columns with --column: 'a', 'b'"),
         ("a,b\n1,2\n", ("--column=c",), "there is no column 'c'; choose --column among: 'a', 'b'"),
     ):
