@@ -678,6 +678,27 @@ def test_arcface_has_its_digits_at_small_and_at_flat_angles(near: float, angle: 
 
 
 @pytest.mark.parametrize("name", ["am_softmax_loss", "cosface", "arcface"])
+@pytest.mark.parametrize("near", [1.0, -1.0])
+@pytest.mark.parametrize("angle", [1e-1, 1e-3, 1e-6])
+def test_gradients_by_class_vectors_have_their_digits_at_small_and_at_flat_angles(name: str, near: float, angle: float):
+    """Against −s(1 − p) ∂ψ/∂θ ∂θ/∂w, of θ and of the direction across w in float64, and p from the loss itself."""
+    scale, margin = 4.0, 0.5
+    size = {"temperature": 1 / scale} if name == "am_softmax_loss" else {"scale": scale}
+    vectors, other = normal(3, 6, dtype=torch.float32), normal(6, seed=1, dtype=torch.float32)
+    features = near * 1.7 * vectors[:1] + angle * other
+    w = vectors.clone().requires_grad_()
+    loss = COSINES[name](features, torch.tensor([0]), w, margin=margin, **size)
+    (slope,) = torch.autograd.grad(loss, w)
+    h, v = features[0].double(), vectors[0].double()
+    across = h - v * (h @ v) / (v @ v)
+    theta = math.atan2(float(across.norm()), float(h @ v / v.norm()))
+    turned = theta + margin if name == "arcface" else theta
+    by_angle = -math.sin(turned) if turned <= math.pi else math.sin(turned)
+    expected = -scale * math.expm1(-float(loss.detach())) * by_angle * across / (across.norm() * v.norm())
+    torch.testing.assert_close(slope[0].double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["am_softmax_loss", "cosface", "arcface"])
 def test_the_slope_at_a_cosine_of_one_is_a_number_of_its_dtype(name: str, dtype: torch.dtype):
     for classes in (3, 700):
         x = torch.zeros(2, classes, dtype=dtype)

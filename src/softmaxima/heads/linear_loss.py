@@ -20,6 +20,7 @@ from softmaxima.core.arguments import (
     like_input,
     scale_domain,
 )
+from softmaxima.core.cosines import unit
 from softmaxima.core.modules import OptionsModule, WithOptions, held_value
 from softmaxima.core.numbers import (
     check_choice,
@@ -243,6 +244,8 @@ def as_request(
         centres=centres,
         **more,
     )
+    if request.unit:  # after rows that are ignored are 0
+        request = replace(request, hidden=unit(request.hidden.to(request.dtype)))
     if not shared:
         _check(name, request)
     symbols = {key: _one_a_row(name, key, of_symbol(value), hidden) for key, value in options.items() if is_symbol(value)}

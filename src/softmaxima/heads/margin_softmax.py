@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_scores, as_tensor, check_value, like_input, scale_domain
-from softmaxima.core.cosines import cosines, unit
+from softmaxima.core.cosines import cosines
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_number
 from softmaxima.core.public import public
@@ -64,7 +64,8 @@ def margin_softmax_loss(
         The others, errors: as for `linear_loss`. log_prob and entropy are those without the margin.
 
     The gradient is the true one, finite also at cosines of ±1. Of an angle θ next to 0 or π it has the digits that a cosine has,
-    with a relative error of some ε/θ² (0.6 % at 0.003 in float32); `sm.arcface` of features has all.
+    with a relative error of some ε/θ² (0.6 % at 0.003 in float32), and of ε/θ by class vectors of "cosface"; `sm.arcface` and
+    `sm.cosface` of features have all.
     Cost and memory: as of `linear_loss`.
 
     Sources: Wang et al. (2018), arXiv:1801.05599 and arXiv:1801.09414; Deng et al. (2019), arXiv:1801.07698; Deng et al. (2020),
@@ -97,7 +98,7 @@ def margin_softmax_loss(
 def as_cosines(
     name: str, hidden: Any, weight: Any, target: Any, kind: Any, margin: Any, scale: Any, centres: Any
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """(hidden of length 1, weight, labels, what else `as_request` takes of cosines), checked."""
+    """(hidden, weight, labels, what else `as_request` takes of cosines), checked."""
     moved = check_margin(name, kind, margin)
     centres, states = check_count(name, "centres", centres), check_hidden(name, hidden)
     inverse = 1 / check_value(name, "scale", scale, *scale_domain(states.dtype))
@@ -105,8 +106,7 @@ def as_cosines(
     if sizes(layer)[0] % centres:
         raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
     labels = check_indices(name, target, states)
-    wide = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
-    return unit(wide), layer, labels, {"tau": inverse, "unit": True, "centres": centres, "margin": moved}
+    return states, layer, labels, {"tau": inverse, "unit": True, "centres": centres, "margin": moved}
 
 
 @dataclass(frozen=True)
