@@ -139,7 +139,8 @@ class Map:
     sensitivity(p, z, **params): (s, q) or (s, q, r), or another form of `jacobian.py`. `z` is None unless `uses_scores`.
     formula: p_i in a line, for tables.
     regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
-    conjugate(z, p, **params): Ω*(z), with its derivatives, where it costs less than ⟨p, z⟩ − Ω(p), by which None takes it.
+    conjugate(z, p, slope, **params): Ω*(z), with the derivative `slope` by z and its own by the parameters, where it costs less
+        than ⟨p, z⟩ − Ω(p), by which None takes it; slope is p, or p − y in a loss.
     kernel: what does the same as `forward` and the derivative on each device; None where there is nothing.
     blocks: how it works on parts of a row (`blocks.py`), in float64.
     shifted(c, **params): (a map, parameters) that make of z − c [rows, n] what this makes of z, c [rows, 1]; None where there are

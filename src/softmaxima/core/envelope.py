@@ -20,8 +20,10 @@ from softmaxima.core.differentiable import batch_first, differentiable, forward_
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, may_differentiate, transforming
 
 
-def envelope(map: Map, value: Tensor, x: Tensor, p: Tensor | None, params: Mapping[str, Any]) -> Tensor:
-    """`value` [rows, 1] of `x` [rows, n], with p as its gradient.
+def envelope(
+    map: Map, value: Tensor, x: Tensor, p: Tensor | None, params: Mapping[str, Any], slope: Tensor | None = None
+) -> Tensor:
+    """`value` [rows, 1] of `x` [rows, n], with p as its gradient, or the `slope` that is given.
 
     Where p is None, it is `map.forward(x)` when it is needed; then torch must be able to differentiate that, as it can for softmax.
     """
@@ -30,7 +32,7 @@ def envelope(map: Map, value: Tensor, x: Tensor, p: Tensor | None, params: Mappi
         return value
     if p is None:
         p = map.forward(x, **params)
-    value = with_slope(value, x, p)
+    value = with_slope(value, x, p if slope is None else slope)
     for parameter in map.params:
         theta = params[parameter.name]
         if isinstance(theta, Tensor) and parameter.regulariser_gradient is not None:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, moved_last
 from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.envelope import envelope
+from softmaxima.core.envelope import envelope, with_slope
 from softmaxima.core.evaluation import check_params, plain_numbers
 from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum, without_mask
+from softmaxima.core.rows import MOST_P, row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete
 from softmaxima.losses._classification import (
     OF_SCORES,
@@ -88,7 +88,7 @@ def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
     omega: Any = found.regulariser
     p = found.reference(z.detach(), **values)
     if found.conjugate is not None:
-        return found.conjugate(z, p, **values) + regularised(found, y, z, values) - torch.where(y == 0, 0.0, y * z).sum(-1)
+        return found.conjugate(z, p, p, **values) + regularised(found, y, z, values) - torch.where(y == 0, 0.0, y * z).sum(-1)
     return ((p - y) * z).sum(-1) - omega(p, **values) + omega(y, **values)
 
 
@@ -141,21 +141,44 @@ def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
         z, top = z - top, torch.zeros_like(top)
     p = map(z, **params)
     y = batch.target_distribution(z.dtype)
-    value = conjugate(map, z, p, params)
+    value = conjugate(map, z, p, params, p_minus_y(map, z, p, y, params))
     # All less the row's maximum, which what y lacks of 1, the share of a sink, does not take off.
     missing = (1 - y.sum(-1)).clamp_min(0.0) * top.squeeze(-1)
-    terms = (value - top.squeeze(-1), regularised(map, y, z, params) + missing, -batch.expectation(z - top))
+    terms = (value - top.squeeze(-1), regularised(map, y, z, params) + missing, -expected_score(batch, z - top, y))
     rows = terms[0] + terms[1] + terms[2]
     return batch.reduce(batch.weigh(rows + _rounded_below(rows, terms, y).detach()))
 
 
-def conjugate(map: Map, z: Tensor, p: Tensor, params: dict[str, Any]) -> Tensor:
-    """Ω*(z) = ⟨p, z⟩ − Ω(p) [rows…], whose gradient is p = map(z)."""
+def conjugate(map: Map, z: Tensor, p: Tensor, params: dict[str, Any], slope: Tensor | None = None) -> Tensor:
+    """Ω*(z) = ⟨p, z⟩ − Ω(p) [rows…], whose gradient is p = map(z), or the `slope` that is given."""
+    slope = p if slope is None else slope
     if map.conjugate is not None:
-        return map.conjugate(z, p, **params)
+        return map.conjugate(z, p, slope, **params)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
-    return envelope(map, value, z, p, params).squeeze(-1)
+    return envelope(map, value, z, p, params, slope).squeeze(-1)
+
+
+def p_minus_y(map: Map, z: Tensor, p: Tensor, y: Tensor, params: dict[str, Any]) -> Tensor:
+    """p − y [rows…, classes], 0 at masks; of a p that is most of its row it is (1 − y) − (1 − p), 1 − p what all others have."""
+    slope, mass = p - y, map.properties.mass
+    if mass in ("one", "zero or one", "at most one"):
+        most = p > MOST_P
+        lack: Any = p.masked_fill(most, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+        if mass == "at most one":  # beside that of a sink
+            form = map.jacobian_of(map.sensitivity(p, z if map.uses_scores else None, **params))
+            own, missing = getattr(form, "lack", None), getattr(form, "missing", 0.0)
+            lack = lack + missing if own is None else own
+        slope = torch.where(most, ((1 - y) - lack).to(p.dtype), slope)
+    return slope.masked_fill(z == -math.inf, 0.0)
+
+
+def expected_score(batch: Batch, z: Tensor, y: Tensor) -> Tensor:
+    """⟨y, z⟩ [rows…], with a slope by y alone: that by z stands beside p, in `p_minus_y`."""
+    value = batch.expectation(z.detach())
+    if batch.soft is None:
+        return value
+    return with_slope(value.detach().unsqueeze(-1), y, without_mask(z)).squeeze(-1)
 
 
 def _rounded_below(rows: Tensor, terms: tuple[Tensor, ...], y: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from softmaxima.core.rows import row_maximum
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_given, reduced, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.lse.logsumexp import logsumexp
+from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
 from softmaxima.maps.topp_softmax import TOPP_SOFTMAX, topp_mask
 
@@ -77,7 +78,8 @@ def evaluation(batch: Batch, k: int | None, p: float | None) -> Evaluation:
         kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
         log_sum = logsumexp(z, keepdim=True, where=kept)
         log_sum = log_sum.masked_fill(log_sum == -math.inf, 0.0).masked_fill(log_sum == math.inf, math.nan)
-        return batch.reduce(batch.cost(z - log_sum))
+        log_p = LOG_SOFTMAX(z.masked_fill(~kept, -math.inf))  # whose slope has its digits where p is near 1
+        return batch.reduce(batch.cost(torch.where(kept, log_p, z - log_sum)))
 
     return Evaluation(losses_given(batch, KERNEL, map, (theta,)), composite, wide=True)
 

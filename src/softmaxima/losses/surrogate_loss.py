@@ -13,12 +13,12 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, Map
-from softmaxima.core.envelope import envelope
+from softmaxima.core.envelope import with_slope
 from softmaxima.core.evaluation import plain_numbers
 from softmaxima.core.public import public
 from softmaxima.core.rows import without_mask
 from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_given, reduced, register
-from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map, with_params
+from softmaxima.losses.fenchel_young import MapLossModule, class_params, expected_score, p_minus_y, probability_map, with_params
 
 
 def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
@@ -82,10 +82,11 @@ def composite(batch: Batch, map: Map, fixed: dict[str, Any], absolute: bool) -> 
     p = batch.probabilities(map, fixed, absolute)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True)
-    rows = envelope(map, value, z, p, fixed).squeeze(-1) - batch.expectation(z)
+    y = batch.target_distribution(p.dtype)
+    rows = with_slope(value.detach(), z, p_minus_y(map, z, p, y, fixed)).squeeze(-1) - expected_score(batch, z, y)
     if batch.divided is not None and not absolute:
         mass = 1.0 if map.properties.mass == "one" else p.detach().sum(-1)  # without the rounding of p
-        rows = rows + (mass - batch.target_distribution(p.dtype).sum(-1)) * batch.divided.level.squeeze(-1)
+        rows = rows + (mass - y.sum(-1)) * batch.divided.level.squeeze(-1)
     return batch.reduce(batch.weigh(rows))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import Array, DType
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.envelope import with_slope
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import DiagonalAndProduct
 from softmaxima.core.monoid import LogSum
@@ -77,10 +78,11 @@ def conjugate(total: LogSum, tau: float | Tensor, beta: float | Tensor) -> tuple
     return total.anchor, torch.logaddexp(total.log_mass(), -(above + lost))
 
 
-def log_mass(z: Tensor, p: Tensor, beta: float | Tensor) -> Tensor:
-    """log(Σ exp(z) + exp(β)), which takes no product of a large β with what 1 − Σp is rounded to."""
-    _, _, mass, shift = weigh(z, beta)
-    return (shift + mass.log().to(z.dtype)).squeeze(-1)
+def log_mass(z: Tensor, p: Tensor, slope: Tensor, beta: float | Tensor) -> Tensor:
+    """log(Σ exp(z) + exp(β)), which takes no product of a large β with what 1 − Σp is rounded to; ∂/∂β is the sink."""
+    _, _, mass, shift = weigh(z.detach(), beta.detach() if isinstance(beta, Tensor) else beta)
+    value = with_slope(shift + mass.log().to(z.dtype), z, slope)
+    return (with_slope(value, beta, sink(z, beta)) if isinstance(beta, Tensor) else value).squeeze(-1)
 
 
 def shifted(c: Tensor, beta: float | Tensor) -> tuple[Map, dict[str, Any]]:

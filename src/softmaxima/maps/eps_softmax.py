@@ -64,7 +64,7 @@ EPS_SOFTMAX = register(
         forward=forward,
         sensitivity=sensitivity,
         regulariser=regulariser,
-        conjugate=lambda z, p, eps: log_mass(z, p, log(eps)),
+        conjugate=lambda z, p, slope, eps: log_mass(z, p, slope, log(eps)),
         params=(
             Parameter(
                 name="eps",

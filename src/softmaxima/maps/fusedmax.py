@@ -174,12 +174,12 @@ def gamma_regulariser_gradient(p: Tensor, gamma: float | Tensor) -> Tensor:
     return variation(p).unsqueeze(-1)
 
 
-def conjugate(z: Tensor, p: Tensor, gamma: float | Tensor) -> Tensor:
+def conjugate(z: Tensor, p: Tensor, slope: Tensor, gamma: float | Tensor) -> Tensor:
     """Ω*(z), with the neighbours that masks leave."""
     varies = variation(p, z > -math.inf).unsqueeze(-1)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - gini(p).unsqueeze(-1) - gamma * varies
-    value = with_slope(value.detach(), z, p)
+    value = with_slope(value.detach(), z, slope)
     return (with_slope(value, gamma, -varies) if isinstance(gamma, Tensor) else value).squeeze(-1)
 
 

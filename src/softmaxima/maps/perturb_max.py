@@ -337,7 +337,7 @@ def expected_maximum(noise: Noise, u: Tensor) -> Tensor:
     return torch.where((u > -math.inf).sum(-1, keepdim=True) <= 1, noise.mean, value)  # type: ignore[arg-type]
 
 
-def conjugate(z: Tensor, p: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
+def conjugate(z: Tensor, p: Tensor, slope: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
     found = with_loss(noise)
     if 0 in sizes(z):
         return z.sum(-1)
@@ -346,7 +346,8 @@ def conjugate(z: Tensor, p: Tensor, noise: NoiseLike, scale: float | Tensor) -> 
         u, nothing = relative(z.detach(), fixed)
         top = row_maximum(z.detach()) / fixed
         value = expected_maximum(found, u) + found.start + top.masked_fill(nothing.isnan(), 0.0) + nothing
-    return (scale * with_slope(value, without_mask(z) / scale, p)).squeeze(-1)
+    value = scale * with_slope(value, without_mask(z) / scale, p)  # by the scale too
+    return with_slope(value, z, slope - p).squeeze(-1)
 
 
 STEPS = 60  # of Newton's method at most
