@@ -86,8 +86,8 @@ TAYLOR_SOFTMAX = register(
                 name="order",
                 default=2,
                 examples=(2, 4),
-                valid=lambda order: order >= 2 and order % 2 == 0,
-                domain="an even int of at least 2 (odd Taylor polynomials of exp are negative somewhere)",
+                valid=lambda order: 2 <= order <= 10_000 and order % 2 == 0,
+                domain="an even int from 2 to 10000 (odd Taylor polynomials of exp are negative somewhere)",
                 kind=int,
             ),
         ),
@@ -118,7 +118,7 @@ def taylor_softmax(
     where p rises again).
 
     Args:
-        order: degree k of f, even.
+        order: degree k of f, even, at most 10000.
         x, dim, temperature, where, dtype: as for `softmax`.
 
     Errors and cost as for `softmax`.
