@@ -96,7 +96,7 @@ class Browser:
 
     def close(self) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
         os.close(self.commands)
         os.close(self.answers)
 
