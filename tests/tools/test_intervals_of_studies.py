@@ -81,13 +81,31 @@ def test_of_a_calibration(monkeypatch: pytest.MonkeyPatch):
         seen.append((tuple(gains), interval_of(gains, *more)))  # type: ignore[arg-type]
         return seen[-1][1]
 
+    through: dict[str, float] = {}
+
+    def recorded(x: torch.Tensor, log_p: torch.Tensor, labels: torch.Tensor, settings: calibration.Settings) -> dict[str, float]:
+        through.update(through_the_fit(x, log_p, labels, settings))
+        z = log_p.clone().requires_grad_()
+        tau = torch.ones(60, 1, dtype=torch.float64, requires_grad=True)  # a slope of each row by the one number that is fitted
+        p = (z + (tau - 1) * x).softmax(-1)
+        hit = torch.nn.functional.one_hot(labels, 3)
+        of_loss, of_brier = (
+            torch.autograd.grad(value.sum(), tau, retain_graph=True)[0]
+            for value in (-(p.log() * hit).sum(-1), (p - hit).square().sum(-1))
+        )
+        assert through["log_loss"] == pytest.approx(3 / 2 / 60**2)
+        assert through["brier"] == pytest.approx(3 / 2 * float(of_brier.square().sum() / of_loss.square().sum()) / 60**2)
+        return through
+
+    through_the_fit = calibration._through_the_fit
     monkeypatch.setattr(calibration, "interval_of", kept)
+    monkeypatch.setattr(calibration, "_through_the_fit", recorded)
     scores = calibration.Scores("scores", "target", ("a", "b", "c"), x, labels)
     calibration.calibrated(scores, calibration.Settings(folds=3))
     number = len(calibration.CLAIMED)
     assert len(seen) == number + 1
-    for gains, found in seen:
-        assert literal(gains, number, (variance(gains) / 60, 59)) == ends(found)
+    for (gains, found), measure in zip(seen, ("log_loss", "brier", "log_loss"), strict=True):
+        assert literal(gains, number, (variance(gains) / 60 + through[measure], 59)) == ends(found)
     log_p = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]).double().log()
     measures, change = RowMeasures.of_log(log_p, torch.tensor([0, 0, 1, 0])), torch.tensor([1.0, 1.0, 2.0, 5.0]).double()
     most = beta.ppf(1 - 0.05 / (2 * number), 1 + 1, 4 - 1)  # of rows that are wrong, where one of four was

@@ -9,6 +9,13 @@ would be none. So it is widened to hold the mean for the largest share of errors
 each error more takes a row that is right, by the chance that it is not, and gives it the likeliest other class. The calibration
 error is no mean over rows, and few rows bias it upwards: nothing is claimed of it.
 
+What calibrates a fold was fitted to the rows of the others, so that gains are not independent: with ℓ the log loss of a row, which
+is fitted, m what is measured and K folds, the mean has besides the variance of gains that of what rows do to each other,
+
+    K/(K − 1) tr(Σ ∇m ∇mᵀ (Σ ∇ℓ ∇ℓᵀ)⁻¹)/n²,    slopes by the numbers that are fitted,
+
+for log loss K/(K − 1) of these numbers over n². It counts where scores need no calibration, and gains are as small.
+
 A temperature makes the log loss of any scores less, of shuffled ones too. So what is calibrated must tell more than how frequent
 each class is, and the score of no class may stand in another's column.
 """
@@ -41,6 +48,7 @@ from softmaxima.experiments.encoding import digest
 from softmaxima.experiments.measures import METRICS, Metric
 from softmaxima.experiments.verdicts import Words, by_how_much, sight
 from softmaxima.experiments.wording import listed, sentence
+from softmaxima.temperature._scaling import centred
 from softmaxima.temperature.calibration import METHODS, Calibration, calibrate_safely, check_penalty
 from softmaxima.temperature.reliability import Reliability, RowMeasures
 
@@ -53,6 +61,7 @@ MOST_NATS = 1e6  # that a row may cost, where its class has a score of less than
 MOST_SCORE = 1e100  # by which its class may be above others, as where those are masked; its square is a number
 LEAST_ROWS = 10  # of a class that is looked at for swapped columns
 FALSE_ALARM = 1e-3
+MOST_SLOPES = 2**24
 LEAST_FACTOR = 1.1  # of τ, that folds may differ by before that is worth a word
 
 
@@ -207,12 +216,14 @@ def calibrated(
     # what each row would be of the likeliest class that is not its own
     before_wrong, after_wrong, without_wrong = (RowMeasures.of_log(log_p, _likeliest_other(found, labels)) for log_p in of_each)
 
+    through_the_fit = _through_the_fit(x, found, labels, settings)
+
     def gain(metric: Metric, other: RowMeasures, other_wrong: RowMeasures) -> Difference:
         gained, wrong = (
             getattr(one, metric.attribute) - getattr(calibrated, metric.attribute)
             for one, calibrated in ((other, after), (other_wrong, after_wrong))
         )
-        spread = Spread(float(gained.var()) / scores.rows, scores.rows - 1)
+        spread = Spread(float(gained.var()) / scores.rows + through_the_fit[metric.attribute], scores.rows - 1)
         same = not bool(gained.any())
         difference = interval_of(gained.tolist(), [spread], metric, len(CLAIMED), scores.rows, same)
         return widened(difference, difference.mean + _by_errors_to_come(after, wrong - gained), metric)
@@ -233,6 +244,30 @@ def calibrated(
         datetime.date.today().isoformat(),
         shlex.join(["softmaxima", *sys.argv[1:]]) if command is None else command,
     )
+
+
+def _through_the_fit(x: Tensor, log_p: Tensor, labels: Tensor, settings: Settings) -> dict[str, float]:
+    """The variance of the means of what is measured that comes of what was fitted to other rows."""
+    logits, p, count = centred(x.masked_fill(x == -math.inf, 0.0), x > -math.inf), log_p.exp(), len(labels)
+    error = p.scatter_add(-1, labels[:, None], torch.full_like(p[:, :1], -1.0))
+    of_scores = {"log_loss": error, "brier": 2 * p * (error - (p * error).sum(-1, keepdim=True))}
+    slopes = {name: _slopes(settings.method, logits, slope) for name, slope in of_scores.items()}
+    size = slopes["log_loss"].norm(dim=0)
+    scaled = {name: slope / torch.where(size > 0, size, 1.0) for name, slope in slopes.items()}
+    of_fit = torch.linalg.pinv(scaled["log_loss"].mT @ scaled["log_loss"], rtol=1e-10, hermitian=True)
+    more = settings.folds / (settings.folds - 1) / count**2
+    return {name: more * float(((slope @ of_fit) * slope).sum()) for name, slope in scaled.items()}
+
+
+def _slopes(method: str, x: Tensor, of_scores: Tensor) -> Tensor:
+    """[rows, numbers] the slopes by what a method fits, of those by its scores; by a matrix too large to hold, of its diagonal."""
+    if METHODS[method].is_one_number:
+        return (of_scores * x).sum(-1, keepdim=True)
+    if method == "matrix" and x.numel() * x.shape[-1] <= MOST_SLOPES:
+        by_factors = (of_scores.unsqueeze(-1) * x.unsqueeze(-2)).flatten(1)
+    else:
+        by_factors = of_scores * x
+    return by_factors if method == "per_class" else torch.cat((by_factors, of_scores), -1)
 
 
 def _likeliest_other(log_p: Tensor, labels: Tensor) -> Tensor:

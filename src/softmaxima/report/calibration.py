@@ -70,8 +70,7 @@ CAPTION = (
     "Of rows that were held out: what calibrates a fold was fitted to the others. Log loss: −log p of the true class. Brier score: "
     "squared error of the probabilities, 0 to 2. Better by: the mean over rows ± half of its interval, or with its ends where it "
     "goes as far as errors may take it that so many rows need not show; ▲ better and ▼ worse, where 0 is not in it. Both hold "
-    "at about 95 % where rows are independent, and less where they are few or where the scores need no calibration, because what "
-    "calibrates a fold learns from the others: a loss of next to nothing is then told in one of eight. Calibration error (ECE): "
+    "at about 95 % where rows are independent, and less where they are few. Calibration error (ECE): "
     f"{BINS} bins of the top probability; few rows bias it upwards, and nothing is claimed of it."
 )
 
