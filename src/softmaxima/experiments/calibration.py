@@ -61,7 +61,8 @@ MOST_NATS = 1e6  # that a row may cost, where its class has a score of less than
 MOST_SCORE = 1e100  # by which its class may be above others, as where those are masked; its square is a number
 LEAST_ROWS = 10  # of a class that is looked at for swapped columns
 FALSE_ALARM = 1e-3
-MOST_SLOPES = 2**24
+MOST_SLOPES = 2**24  # of rows by a matrix, which are held at once
+MOST_CLASSES = 30  # of a matrix, whose slopes have a square matrix to invert
 LEAST_FACTOR = 1.1  # of τ, that folds may differ by before that is worth a word
 
 
@@ -248,7 +249,7 @@ def calibrated(
 
 def _through_the_fit(x: Tensor, log_p: Tensor, labels: Tensor, settings: Settings) -> dict[str, float]:
     """The variance of the means of what is measured that comes of what was fitted to other rows."""
-    logits, p, count = centred(x.masked_fill(x == -math.inf, 0.0), x > -math.inf), log_p.exp(), len(labels)
+    logits, p, count = centred(x, x > -math.inf), log_p.exp(), len(labels)
     error = p.scatter_add(-1, labels[:, None], torch.full_like(p[:, :1], -1.0))
     of_scores = {"log_loss": error, "brier": 2 * p * (error - (p * error).sum(-1, keepdim=True))}
     slopes = {name: _slopes(settings.method, logits, slope) for name, slope in of_scores.items()}
@@ -263,7 +264,7 @@ def _slopes(method: str, x: Tensor, of_scores: Tensor) -> Tensor:
     """[rows, numbers] the slopes by what a method fits, of those by its scores; by a matrix too large to hold, of its diagonal."""
     if METHODS[method].is_one_number:
         return (of_scores * x).sum(-1, keepdim=True)
-    if method == "matrix" and x.numel() * x.shape[-1] <= MOST_SLOPES:
+    if method == "matrix" and x.shape[-1] <= MOST_CLASSES and x.numel() * x.shape[-1] <= MOST_SLOPES:
         by_factors = (of_scores.unsqueeze(-1) * x.unsqueeze(-2)).flatten(1)
     else:
         by_factors = of_scores * x
