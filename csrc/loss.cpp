@@ -96,12 +96,15 @@ struct Linear {
 
     bool emit(const Row<T>& row, int64_t, int64_t, const Part& part, Scratch<T>&) const { return emit_given(row, p, part.weight); }
 
-    Likelihood likelihood(const Row<T>&, int64_t c, const Part&) const { return {double(p[c]), 1 - double(p[c])}; }
+    // What p, rounded, lacks of 1 is left to be added up of the others.
+    Likelihood likelihood(const Row<T>&, int64_t c, const Part&) const { return {double(p[c]), 0}; }
 };
 
 // The same of p that need not add up to 1.
 template <class T>
-struct LinearOfAnyMass : Linear<T> {};
+struct LinearOfAnyMass : Linear<T> {
+    Likelihood likelihood(const Row<T>&, int64_t c, const typename Linear<T>::Part&) const { return {double(this->p[c]), 1 - double(this->p[c])}; }
+};
 
 }  // namespace
 

@@ -597,6 +597,24 @@ def test_z_loss_apart_is_what_it_adds(called, reduction: str):
             torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("empty", ["nan", "zero"])
+@pytest.mark.parametrize("rows", ["of weight 0", "ignored", "some ignored"])
+@pytest.mark.parametrize("called", ["cross_entropy", "focal_loss", "sparsemax_loss"])
+def test_the_gradient_of_a_mean_over_nothing_is_that_of_the_loss_of_all_scores(called: str, rows: str, empty: str):
+    hidden, weight, y = normal(3, 4, 5), normal(6, 5, seed=1), torch.arange(12).reshape(3, 4) % 6
+    if "ignored" in rows:
+        y[:, : 4 if rows == "ignored" else 2] = -100
+    of_class = None if rows == "ignored" else torch.zeros(6, dtype=torch.float64)
+    apart = lambda h, y: sm.linear_loss(h, weight, y, loss=called, class_weight=of_class, empty=empty)
+    whole = lambda h, y: getattr(sm, called)(h @ weight.T, y, weight=of_class, empty=empty)
+    expected = torch.stack([torch.func.grad(whole)(h, each) for h, each in zip(hidden, y, strict=True)])
+    for f in (apart, whole):
+        recorded = [v.clone().requires_grad_() for v in hidden]
+        eager = torch.stack([torch.autograd.grad(f(h, each), h)[0] for h, each in zip(recorded, y, strict=True)])
+        for found in (eager, torch.func.vmap(torch.func.grad(f))(hidden, y)):
+            torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 def test_the_mean_over_nothing_may_be_zero():
     hidden, weight, y = normal(3, 2).requires_grad_(), normal(4, 2, seed=1), torch.full((3,), -100)
     for chunk in ("auto", (2, 2)):

@@ -65,11 +65,11 @@ def losses(request: Request, needs: list[bool]) -> list[Tensor]:
         normaliser = float(normaliser)
     counts, of_nothing = normaliser > 0, math.nan if batch.empty == "nan" else 0.0
     if isinstance(normaliser, Tensor):
-        scale, each = torch.where(counts, 1 / normaliser, 0.0), torch.where(counts, 1 / normaliser, of_nothing)
+        scale = torch.where(counts, 1 / normaliser, of_nothing)
     else:
-        scale, each = (1 / normaliser, 1 / normaliser) if counts else (0.0, of_nothing)
+        scale = 1 / normaliser if counts else of_nothing
     done = Pass(request, needs, scale=scale).run()
-    return [(done.values.sum() * each).to(request.hidden.dtype), *done.gradients()]
+    return [(done.values.sum() * scale).to(request.hidden.dtype), *done.gradients()]
 
 
 def _pull(g: Tensor, *tensors: Any) -> tuple[Any, ...]:
