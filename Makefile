@@ -42,12 +42,15 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED)-%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/python/*.*) $(BIN)/python
+NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/python/*.*)
+
+# The library and the lab; `compare` is the lab alone, with what it needs.
+$(INSTALLED)-%: pyproject.toml lab/pyproject.toml constraints.txt $(NATIVE) $(BIN)/python
 	$(INSTALL) $(BUILD_TOOLS)
-	$(INSTALL) --no-build-isolation --editable ".[$*]"
+	$(INSTALL) --no-build-isolation --editable $(if $(filter compare,$*),.,".[$*]") --editable $(if $(filter test,$*),"lab[test]",lab)
 	@touch $@
 
-compare: $(INSTALLED)-report
+compare: $(INSTALLED)-compare
 	$(if $(findstring --resume,$(ARGS)),,rm -rf build/compare)
 	$(BIN)/softmaxima compare --out build/compare $(ARGS)
 
@@ -91,7 +94,7 @@ bench-ranks: $(INSTALLED)-test
 bench-dask: $(INSTALLED)-test
 	$(BIN)/python docs/update.py dask
 
-compare-attention: $(INSTALLED)-report
+compare-attention: $(INSTALLED)-compare
 	$(BIN)/python docs/update.py compare-attention
 
 compare-heads: $(INSTALLED)-test
@@ -125,6 +128,7 @@ CSRC := $(wildcard csrc/*.* csrc/python/*.* tests/kernels/native/*.cpp)
 lint: $(INSTALLED)-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	python=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))"); \
@@ -140,10 +144,10 @@ format: $(INSTALLED)-lint
 wheel:
 	release/wheel.sh
 
-readme: $(INSTALLED)-report
+readme: $(INSTALLED)-compare
 	$(BIN)/python docs/update.py maps compare
 
-confirmation: $(INSTALLED)-report
+confirmation: $(INSTALLED)-compare
 	$(BIN)/python docs/update.py confirmation
 
 logsumexp: $(INSTALLED)-test

@@ -59,18 +59,78 @@ import plotly.graph_objects as go
 import torch
 
 from softmaxima.attn import attention
-from softmaxima.bench import chunked
-from softmaxima.bench.attention import read as read_attention
-from softmaxima.bench.graph import read as read_graph
-from softmaxima.bench.heads import read as read_heads
-from softmaxima.bench.machine import commit, machine
-from softmaxima.bench.ranks import read as read_ranks
-from softmaxima.bench.results import read
-from softmaxima.cli.terminal import progress_bar
 from softmaxima.core.writing import write_bytes, write_text
-from softmaxima.experiments import (
-    calibration_peers,
-    confirmation,
+from softmaxima.maps import REGISTRY as MAPS
+from softmaxima.maps import Map
+from softmaxima_lab.bench import chunked
+from softmaxima_lab.bench.attention import read as read_attention
+from softmaxima_lab.bench.graph import read as read_graph
+from softmaxima_lab.bench.heads import read as read_heads
+from softmaxima_lab.bench.machine import commit, machine
+from softmaxima_lab.bench.ranks import read as read_ranks
+from softmaxima_lab.bench.results import read
+from softmaxima_lab.calibrate import calibration_peers
+from softmaxima_lab.commands.terminal import progress_bar
+from softmaxima_lab.compare import confirmation
+from softmaxima_lab.compare.attention import Study, compare_attention, offered, total_steps
+from softmaxima_lab.compare.attention_plan import Settings as AttentionSettings
+from softmaxima_lab.compare.attention_saved import as_json as attention_json
+from softmaxima_lab.compare.attention_tasks import digits_task, text_task
+from softmaxima_lab.compare.compare import Settings, compare
+from softmaxima_lab.compare.heads import Study as HeadsStudy
+from softmaxima_lab.compare.heads import compare_heads
+from softmaxima_lab.compare.heads import total_steps as total_steps_of_heads
+from softmaxima_lab.compare.heads_pictures import digits_task as digits_of_heads
+from softmaxima_lab.compare.heads_pictures import mnist_task
+from softmaxima_lab.compare.heads_plan import TASKS
+from softmaxima_lab.compare.heads_plan import Settings as HeadsSettings
+from softmaxima_lab.compare.heads_saved import as_json as heads_json
+from softmaxima_lab.compare.heads_text import text_task as text_of_heads
+from softmaxima_lab.compare.pixels import digits
+from softmaxima_lab.compare.saved import as_json
+from softmaxima_lab.compare.turns import one_thread
+from softmaxima_lab.compare.vae_plan import SEEDS as ESTIMATOR_SEEDS
+from softmaxima_lab.compare.vae_plan import STEPS as ESTIMATOR_STEPS
+from softmaxima_lab.compare.vae_plan import planned as estimators_planned
+from softmaxima_lab.compare.vae_saved import as_json as estimators_json
+from softmaxima_lab.compare.vae_study import Study as EstimatorsStudy
+from softmaxima_lab.compare.vae_study import compare_estimators, vae_task
+from softmaxima_lab.compare.vae_study import total_steps as total_steps_of_estimators
+from softmaxima_lab.pages import attention as attention_report
+from softmaxima_lab.pages import bench as bench_report
+from softmaxima_lab.pages import calibration as calibration_report
+from softmaxima_lab.pages import chunked as chunked_report
+from softmaxima_lab.pages import confirmation as confirmation_report
+from softmaxima_lab.pages import estimators as estimators_report
+from softmaxima_lab.pages import gallery as gallery_report
+from softmaxima_lab.pages import graph as graph_report
+from softmaxima_lab.pages import graph_study as graph_study_report
+from softmaxima_lab.pages import heads as heads_report
+from softmaxima_lab.pages import lse_bounds as bounds_report
+from softmaxima_lab.pages import mixtures as mixtures_report
+from softmaxima_lab.pages import policies as policies_report
+from softmaxima_lab.pages import precision as precision_report
+from softmaxima_lab.pages import private as private_report
+from softmaxima_lab.pages import ranks as ranks_report
+from softmaxima_lab.pages import robustness as robustness_report
+from softmaxima_lab.pages import sampling as sampling_report
+from softmaxima_lab.pages import temperature as temperature_report
+from softmaxima_lab.pages.attention_figures import picture as attention_picture
+from softmaxima_lab.pages.columns import markdown_table
+from softmaxima_lab.pages.compare import columns, twins
+from softmaxima_lab.pages.compare_attention import CAPTION as COMPARE_ATTENTION_CAPTION
+from softmaxima_lab.pages.compare_attention import markdown as study_markdown
+from softmaxima_lab.pages.compare_attention_figures import figures as attention_figures
+from softmaxima_lab.pages.compare_estimators import explanations as compare_estimators_explanations
+from softmaxima_lab.pages.compare_estimators import markdown as compare_estimators_markdown
+from softmaxima_lab.pages.compare_estimators_figures import picture as compare_estimators_picture
+from softmaxima_lab.pages.compare_figures import simplex_figure
+from softmaxima_lab.pages.compare_heads import explanations as heads_explanations
+from softmaxima_lab.pages.compare_heads import markdown as heads_markdown
+from softmaxima_lab.pages.gallery_figures import PICTURES
+from softmaxima_lab.pages.markdown import table
+from softmaxima_lab.pages.types import types_of_rooms
+from softmaxima_lab.studies import (
     estimators,
     federated_top,
     gradient_estimators,
@@ -82,69 +142,9 @@ from softmaxima.experiments import (
     robustness_study,
     shared_sums,
 )
-from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
-from softmaxima.experiments.attention_plan import Settings as AttentionSettings
-from softmaxima.experiments.attention_saved import as_json as attention_json
-from softmaxima.experiments.attention_tasks import digits_task, text_task
-from softmaxima.experiments.compare import Settings, compare
-from softmaxima.experiments.heads import Study as HeadsStudy
-from softmaxima.experiments.heads import compare_heads
-from softmaxima.experiments.heads import total_steps as total_steps_of_heads
-from softmaxima.experiments.heads_pictures import digits_task as digits_of_heads
-from softmaxima.experiments.heads_pictures import mnist_task
-from softmaxima.experiments.heads_plan import TASKS
-from softmaxima.experiments.heads_plan import Settings as HeadsSettings
-from softmaxima.experiments.heads_saved import as_json as heads_json
-from softmaxima.experiments.heads_text import text_task as text_of_heads
-from softmaxima.experiments.pixels import digits
-from softmaxima.experiments.precision import precision
-from softmaxima.experiments.saved import as_json
-from softmaxima.experiments.tables import read_table
-from softmaxima.experiments.texts import read_text
-from softmaxima.experiments.turns import one_thread
-from softmaxima.experiments.vae_plan import SEEDS as ESTIMATOR_SEEDS
-from softmaxima.experiments.vae_plan import STEPS as ESTIMATOR_STEPS
-from softmaxima.experiments.vae_plan import planned as estimators_planned
-from softmaxima.experiments.vae_saved import as_json as estimators_json
-from softmaxima.experiments.vae_study import Study as EstimatorsStudy
-from softmaxima.experiments.vae_study import compare_estimators, vae_task
-from softmaxima.experiments.vae_study import total_steps as total_steps_of_estimators
-from softmaxima.maps import REGISTRY as MAPS
-from softmaxima.maps import Map
-from softmaxima.report import attention as attention_report
-from softmaxima.report import bench as bench_report
-from softmaxima.report import calibration as calibration_report
-from softmaxima.report import chunked as chunked_report
-from softmaxima.report import confirmation as confirmation_report
-from softmaxima.report import estimators as estimators_report
-from softmaxima.report import gallery as gallery_report
-from softmaxima.report import graph as graph_report
-from softmaxima.report import graph_study as graph_study_report
-from softmaxima.report import heads as heads_report
-from softmaxima.report import lse_bounds as bounds_report
-from softmaxima.report import mixtures as mixtures_report
-from softmaxima.report import policies as policies_report
-from softmaxima.report import precision as precision_report
-from softmaxima.report import private as private_report
-from softmaxima.report import ranks as ranks_report
-from softmaxima.report import robustness as robustness_report
-from softmaxima.report import sampling as sampling_report
-from softmaxima.report import temperature as temperature_report
-from softmaxima.report.attention_figures import picture as attention_picture
-from softmaxima.report.columns import markdown_table
-from softmaxima.report.compare import columns, twins
-from softmaxima.report.compare_attention import CAPTION as COMPARE_ATTENTION_CAPTION
-from softmaxima.report.compare_attention import markdown as study_markdown
-from softmaxima.report.compare_attention_figures import figures as attention_figures
-from softmaxima.report.compare_estimators import explanations as compare_estimators_explanations
-from softmaxima.report.compare_estimators import markdown as compare_estimators_markdown
-from softmaxima.report.compare_estimators_figures import picture as compare_estimators_picture
-from softmaxima.report.compare_figures import simplex_figure
-from softmaxima.report.compare_heads import explanations as heads_explanations
-from softmaxima.report.compare_heads import markdown as heads_markdown
-from softmaxima.report.gallery_figures import PICTURES
-from softmaxima.report.markdown import table
-from softmaxima.report.types import types_of_rooms
+from softmaxima_lab.studies.precision import precision
+from softmaxima_lab.tables.tables import read_table
+from softmaxima_lab.tables.texts import read_text
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -12,7 +12,7 @@ right more often than ∫ φ(z − d/√2) Φ(z)² dz at distance d. On scikit-l
 
 As messages, though, bits are right: K symbols of three in one block take ⌈K log₂ 3⌉ bits, and so nearly log₂ 3 = 1.585 each.
 
-    pip install 'softmaxima[report]'
+    pip install softmaxima-lab
     python examples/class_codes.py
 """
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 THREE = torch.tensor([[0, 1], [1, 0], [1, 1]])
 Split = tuple[Tensor, Tensor, Tensor, Tensor]  # x and y to learn from, x and y held out

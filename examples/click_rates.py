@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 ITEMS, FEATURES, CHOICE, SHOWN, GROUPS = 500, 10, 100, 10, 20
 KEPT = torch.tensor([0.5, 0.02])  # r of the two sources

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.cli.example import InputError, checked, count, processes, run
+from softmaxima_lab.commands.example import InputError, checked, count, processes, run
 
 SIZE, RATE = 32, 2.0
 

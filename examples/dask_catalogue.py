@@ -3,7 +3,7 @@
 How many items sparsemax leaves a user, the probability of the likeliest by softmax, and the loss come from one Dask array of
 users × items that is made of two matrices.
 
-    pip install 'softmaxima[dask]'
+    pip install softmaxima-lab 'softmaxima[dask]'
     python examples/dask_catalogue.py
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import softmaxima as sm
-from softmaxima.cli.example import run
+from softmaxima_lab.commands.example import run
 
 if TYPE_CHECKING:
     import dask.array as da

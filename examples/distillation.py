@@ -5,7 +5,7 @@ r"""Distillation (Hinton et al. 2015): a small network learns from the probabili
 whose gradient by x tends to that of ½‖x − t‖²/n as τ grows, and keeps its size by the factor τ². Few pictures of digits have
 labels; the teacher has seen more. Means and standard errors over seeds of the student's accuracy on held-out pictures.
 
-    pip install 'softmaxima[report]'
+    pip install softmaxima-lab
     python examples/distillation.py
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 TEMPERATURES = (None, 1.0, 2.0, 4.0, 8.0, 16.0)  # None: from labels alone
 

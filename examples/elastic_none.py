@@ -7,7 +7,7 @@ every one the table has the accuracy on known digits, τ in the end, and how oft
 than one of a known digit (the area under the ROC curve; ½ is chance), beside 1 − max p of a plain softmax of the same scores. Means
 and standard errors over seeds.
 
-    pip install 'softmaxima[report]'
+    pip install softmaxima-lab
     python examples/elastic_none.py
 """
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 KNOWN = 8  # digits 0 to 7
 TEMPERATURES: dict[str, Callable[[], nn.Module]] = {

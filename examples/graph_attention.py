@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 NODES, NEIGHBOURS, MARKED = 200, 12, 3
 

@@ -6,7 +6,7 @@ No matrix is formed: `IsingChain` applies −H to vectors, and matrix_logsumexp 
 free fermions (Pfeuty 1970), so that the truth is known: with ε_k the singular values of the bidiagonal matrix that has h on its
 diagonal and J above it, Z = Π_k 2 cosh(βε_k).
 
-    pip install 'softmaxima[report]'
+    pip install softmaxima-lab
     python examples/ising_chain.py
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 if TYPE_CHECKING:
     import scipy.sparse

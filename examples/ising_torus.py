@@ -10,7 +10,7 @@ The truth is known: Onsager (1944) solved the infinite lattice, which is critica
 width L has log Z/LM − onsager = πc/(6L²) + …, with the central charge c = ½ (Blöte, Cardy & Nightingale 1986). What else a finite
 torus differs by is its size: 8 × 256 spins have a heat capacity 4 % above the infinite lattice's at β = 0.3.
 
-    pip install 'softmaxima[report]'
+    pip install softmaxima-lab
     python examples/ising_torus.py
 """
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 CRITICAL = 0.5 * math.log1p(math.sqrt(2))
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 QUESTIONS = 6
 

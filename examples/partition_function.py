@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 LOG_2 = 0.6931471805599453
 

@@ -4,7 +4,7 @@ Actions are drawn from π(a|s) = map(x(s)/τ)_a, and the network follows the cli
 sparse map log π has a slope at the actions that it can take, and it can leave others out for good. What explores is τ:
 `AdaptiveTemperature` holds the entropy −Ω(π) at a share of that of the uniform policy, which falls to a tenth as training goes on.
 
-    pip install 'softmaxima[rl]'
+    pip install 'softmaxima-lab[rl]'
     python examples/policy_gradient.py --map sparsemax --updates 60
 """
 
@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import checked, count, number, run
+from softmaxima_lab.commands.example import checked, count, number, run
 
 SCALE = 50.0  # of values, which are as large as 1/(1 − γ)
 

@@ -3,7 +3,7 @@
 Every client is a process of its own, which has readings that no other sees and sends one small message. The truth is what one who
 saw all readings would find.
 
-    pip install 'softmaxima[privacy,secure]'
+    pip install softmaxima-lab 'softmaxima[privacy,secure]'
     python examples/private_sums.py
 """
 
@@ -15,7 +15,7 @@ from multiprocessing import get_context
 import numpy as np
 
 import softmaxima as sm
-from softmaxima.cli.example import run, unheard
+from softmaxima_lab.commands.example import run, unheard
 
 CLIENTS, READINGS, LARGEST = 3, 400, 2
 BOUNDS = (0.0, 4.0)

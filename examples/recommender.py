@@ -12,7 +12,7 @@ Items are numbered by falling popularity. Two models learn a vector for each ite
 Recall@k is the probability that a user's next item is among the k that were found, Σ P(c | u), of which the truth's own k best have
 the most. FAISS looks into a few of the lists into which it parts the items, and so finds less in less time.
 
-    pip install 'softmaxima[ann]'
+    pip install softmaxima-lab faiss-cpu
     python examples/recommender.py
 """
 
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 if TYPE_CHECKING:
     import faiss

@@ -4,7 +4,7 @@ Two networks learn scikit-learn's digits. The one sees pictures as they are; the
 be where every pixel may be off by ε. The truth is known for neither picture nor network, but bounds are: no attack may succeed on
 a picture that is certified, and what an attack leaves is never below what is certified.
 
-    pip install 'softmaxima[report]'
+    pip install softmaxima-lab
     python examples/robust_digits.py
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 EPS = 0.05  # of pixels from 0 to 1
 

@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as checkpoint
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.cli.example import count, processes, run
+from softmaxima_lab.commands.example import count, processes, run
 
 FEATURES, BATCH, RATE = 32, 64, 2.0
 

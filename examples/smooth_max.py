@@ -9,7 +9,7 @@ epigraph form, min t with f_i(x) ≤ t:
     Chebyshev regression        f = ±(Aw − b)            a linear programme (HiGHS)
     smallest enclosing ball     f_i = ‖c − z_i‖²         a smooth constrained one (SLSQP)
 
-    pip install 'softmaxima[report]'
+    pip install softmaxima-lab
     python examples/smooth_max.py
 """
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.cli.example import run
+from softmaxima_lab.commands.example import run
 
 
 def minimise_largest(functions: Callable[[Tensor], Tensor], start: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:

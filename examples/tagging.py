@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.cli.example import count, run
+from softmaxima_lab.commands.example import count, run
 
 TAGS, WORDS, LENGTH = 5, 20, 24
 

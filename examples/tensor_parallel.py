@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import softmaxima as sm
-from softmaxima.cli.example import checked, count, processes, run
+from softmaxima_lab.commands.example import checked, count, processes, run
 
 WORDS, WIDTH, TEXTS, RATE = 50, 16, 32, 0.01
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel(), "3": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}

@@ -5,7 +5,7 @@ r"""Contrastive training as CLIP's: the left half of a picture of a digit must f
 Each way to choose τ is one argument, `temperature=`: fixed, learnt, and by a schedule. Recall@1 is how often the right half of a
 held-out picture is the nearest of all held-out ones. Means and standard errors over seeds, which choose pictures and weights.
 
-    pip install 'softmaxima[report]'
+    pip install softmaxima-lab
     python examples/two_views.py
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import softmaxima as sm
-from softmaxima.cli.example import checked, count, run
+from softmaxima_lab.commands.example import checked, count, run
 
 WAYS: dict[str, Callable[[int], Any]] = {
     **{f"fixed {tau}": lambda steps, tau=tau: tau for tau in (0.01, 0.05, 0.1, 0.3, 1.0)},

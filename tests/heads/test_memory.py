@@ -11,7 +11,7 @@ import torch
 
 import softmaxima as sm
 from conftest import exhaustively
-from softmaxima.bench.memory import peak_memory
+from softmaxima_lab.bench.memory import peak_memory
 
 ROWS, CLASSES, FEATURES = 1024, 60_000, 64
 SCORES, GRADIENTS = 4 * ROWS * CLASSES, 4 * FEATURES * (ROWS + CLASSES)

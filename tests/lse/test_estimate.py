@@ -17,7 +17,6 @@ from torch.autograd import gradcheck, gradgradcheck
 import softmaxima as sm
 from conftest import at_most
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.estimators import measure, measure_budgets, normal_file, standard_subjects
 from softmaxima.lse.estimates.confidence import (
     LARGEST,
     Moments,
@@ -30,6 +29,7 @@ from softmaxima.lse.estimates.confidence import (
     tail_index,
 )
 from softmaxima.lse.estimates.sources import open_source
+from softmaxima_lab.studies.estimators import measure, measure_budgets, normal_file, standard_subjects
 
 INF = math.inf
 HAS_FAISS = importlib.util.find_spec("faiss") is not None

@@ -31,7 +31,9 @@ from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
 from softmaxima.streams.formats import open_scores
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
-SOFTMAXIMA = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()"
+SOFTMAXIMA = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima_lab.commands import main; main()"
+)
 BILLION = 10**9
 
 
@@ -70,7 +72,7 @@ def test_files_of_every_format_are_summed_without_torch(tmp_path: Path):
     code = """
 import json, sys
 import softmaxima as sm
-from softmaxima.cli import main
+from softmaxima_lab.commands import main
 commands = json.loads(sys.argv[1])
 for arguments in (*commands, ["-"]):
     try:
@@ -809,7 +811,7 @@ def test_a_billion_scores_are_summed_in_a_few_hundred_megabytes(tmp_path: Path):
     code = (
         "import resource, sys\n"
         "import softmaxima.streams.files\n"
-        "from softmaxima.cli import main\n"
+        "from softmaxima_lab.commands import main\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, size + 2**28))\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (2**29, 2**29))\n"
@@ -844,7 +846,7 @@ def test_a_terminal_sees_the_rate_and_a_pipe_does_not(tmp_path: Path):
 
 def test_help_answers_without_torch():
     code = (
-        "import sys\nfrom softmaxima.cli import main\n"
+        "import sys\nfrom softmaxima_lab.commands import main\n"
         "try:\n    main(['lse', '--help'])\nfinally:\n    print({'torch', 'numpy'} & {*sys.modules})"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

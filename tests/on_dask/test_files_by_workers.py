@@ -37,7 +37,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 SOFTMAXIMA = """
 import signal, softmaxima.dask.files as files
-from softmaxima.cli import main
+from softmaxima_lab.commands import main
 files.BEGINS = -1  # processes are begun, however little there is to read
 signal.signal(signal.SIGINT, signal.default_int_handler)
 main()

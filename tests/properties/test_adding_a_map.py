@@ -72,7 +72,7 @@ def test_the_suite_catches(tmp_path: Path, claim: str, lie):
 KERNELS = ROOT / "tests" / "kernels"
 TOOLS = """
 import contributed_map, dataclasses, torch
-from softmaxima.cli import main
+from softmaxima_lab.commands import main
 from softmaxima.maps import REGISTRY
 map, x = REGISTRY["background"], torch.randn(3, 5)
 kernel = dataclasses.replace(map.kernel, theta=lambda weight, power: (power, weight))

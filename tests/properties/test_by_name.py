@@ -19,7 +19,7 @@ from softmaxima.core.by_name import by_name
 from softmaxima.core.numbers import nearest
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
-from softmaxima.report.types import types_of_rooms
+from softmaxima_lab.pages.types import types_of_rooms
 
 ROOMS = ("dask", "distributed")
 OWN = [

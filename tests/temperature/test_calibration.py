@@ -19,7 +19,6 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import at_most, normal
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.calibration import Settings, check_options
 from softmaxima.temperature.calibration import (
     METHODS,
     ScalingCalibration,
@@ -29,6 +28,7 @@ from softmaxima.temperature.calibration import (
     calibrate_temperature,
 )
 from softmaxima.temperature.reliability import reliability
+from softmaxima_lab.calibrate.calibration import Settings, check_options
 
 SEVERAL = [method for method in METHODS if not METHODS[method].is_one_number]
 UNPENALISED = [method for method in METHODS if not METHODS[method].has_penalty]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from softmaxima.experiments.measures import evaluate
 from softmaxima.temperature.reliability import BINS, Bin, bins_of, calibration_error, reliability
+from softmaxima_lab.compare.measures import evaluate
 
 
 def drawn(rows: int = 300, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:

@@ -301,7 +301,7 @@ def test_an_interrupted_example_ends_with_a_line_and_leaves_no_process(name: str
 # The example, which says when it is at work.
 SIGNALLED = """
 import runpy, sys, threading
-import softmaxima.cli.example as shared
+import softmaxima_lab.commands.example as shared
 
 sys.argv = sys.argv[1:]
 wait = threading.Timer(0.5, lambda: print("begun", flush=True))

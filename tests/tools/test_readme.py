@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from softmaxima.cli import main
 from softmaxima.maps import REGISTRY
+from softmaxima_lab.commands import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -22,8 +22,8 @@ import pytest
 import softmaxima as sm
 from score_files import FORMATS, bare_csv_bytes, csv_bytes, named, npy_bytes, scores, text_bytes, write_feather_v1
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments import reading
 from softmaxima.streams import checkpoint, formats
+from softmaxima_lab.tables import reading
 
 # Damage --------------------------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ def test_a_checksum_that_a_file_has_is_asked(kind: str, tmp_path: Path):
 
 
 def test_a_table_to_train_on_has_its_pages_checked(tmp_path: Path):
-    from softmaxima.experiments.reading import read_frame
+    from softmaxima_lab.tables.reading import read_frame
 
     _parquet(tmp_path / "table.parquet", scores(3000))
     assert read_frame(tmp_path / "table.parquet").frame.height == 3000
@@ -313,7 +313,7 @@ FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(1)", "\t=1", " =1", "x;=
 
 
 def test_classes_are_no_formulas_and_stay_what_they_are_elsewhere(tmp_path: Path):
-    from softmaxima.experiments.model import Predictions
+    from softmaxima_lab.compare.model import Predictions
 
     classes = (*FORMULAS, HOSTILE, "-1", "+2.5", "plain", "a-b")
     p = np.eye(len(classes))
@@ -331,7 +331,7 @@ def test_classes_are_no_formulas_and_stay_what_they_are_elsewhere(tmp_path: Path
 
 
 def test_a_page_shows_what_would_turn_its_letters_round():
-    from softmaxima.report.page import document, facts
+    from softmaxima_lab.pages.page import document, facts
 
     page = document(HOSTILE, HOSTILE, HOSTILE, [facts(HOSTILE, {"table": HOSTILE}, [HOSTILE])], [])
     before = page[: page.index("plotly")]

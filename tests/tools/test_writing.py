@@ -21,10 +21,10 @@ def save_checkpoint(path: Path) -> None:
 
 
 def write_benchmark(path: Path) -> None:
-    from softmaxima.bench.plan import Settings
-    from softmaxima.bench.results import write
-    from softmaxima.bench.run import bench
-    from softmaxima.bench.subjects import choose, read_shape
+    from softmaxima_lab.bench.plan import Settings
+    from softmaxima_lab.bench.results import write
+    from softmaxima_lab.bench.run import bench
+    from softmaxima_lab.bench.subjects import choose, read_shape
 
     write(bench(Settings(shapes=(read_shape("4x8"),), peers=(), threads=1, seconds=0.0), choose(["softmax"])), path)
 

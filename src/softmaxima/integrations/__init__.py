@@ -24,7 +24,7 @@ else:
             if (error.name or "").partition(".")[0] != "sklearn":
                 raise
             raise ModuleNotFoundError(
-                f'sm.{name} needs scikit-learn, which is not installed: pip install "softmaxima[report]"', name=error.name
+                f'sm.{name} needs scikit-learn, which is not installed: pip install "softmaxima[sklearn]"', name=error.name
             ) from None
 
 

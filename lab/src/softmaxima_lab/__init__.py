@@ -1,0 +1,1 @@
+"""The laboratory of softmaxima: its command, comparisons, calibration, benchmark and studies."""

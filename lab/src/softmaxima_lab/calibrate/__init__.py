@@ -1,0 +1,1 @@
+"""Calibration of scores that somebody else computed."""

@@ -1,0 +1,1 @@
+"""Comparisons: competitors are trained on the same data, and pairs of them differ by so much."""

@@ -1,0 +1,131 @@
+"""The numbers of a comparison as JSON and CSV, and the folds that are done out of a JSON, to go on from there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from softmaxima import __version__
+from softmaxima.core.writing import finite
+from softmaxima.integrations.pairs import Pair
+from softmaxima_lab.compare import resumption
+from softmaxima_lab.compare.compare import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
+from softmaxima_lab.compare.measures import BINS, EPS, METRICS, Bin, ClassCounts, Fold
+from softmaxima_lab.compare.resumption import changed, check_same, read_record
+from softmaxima_lab.tables.tables import Table
+
+EXPERIMENT = "compare"
+MEASURES = (*(metric.attribute for metric in METRICS.values()), "support", "zeros")
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Everything in the comparison; a number that is not finite becomes null."""
+    taken = comparison.recommendation
+    record = {
+        "experiment": EXPERIMENT,
+        "versions": dict(comparison.versions),
+        "settings": {
+            **asdict(comparison.settings),
+            "batch": BATCH,
+            "hidden": comparison.settings.hidden,
+            "learning_rate": RATES if comparison.settings.tune else LEARNING_RATE,
+            "eps": EPS,
+            "bins": BINS,
+        },
+        "table": asdict(comparison.facts),
+        "date": comparison.date,
+        "command": comparison.command,
+        "partial": comparison.partial,
+        "recommendation": {
+            "headline": taken.headline,
+            "pair": taken.pair and taken.pair.name,
+            "reason": taken.reason,
+            "code": taken.pair and taken.pair.code,
+        },
+        "results": [
+            {
+                "pair": result.name,
+                "twins": result.twins,
+                **_of_pair(result.pair),
+                **{measure: getattr(result, measure) for measure in MEASURES},
+                "gain": None if result is comparison.softmax else asdict(comparison.gain(result)),
+                "support_rows": result.support_rows,
+                "classes": [asdict(counts) for counts in result.classes],
+                "bins": [asdict(bin) for bin in result.bins],
+            }
+            for result in comparison.results
+        ],
+        "folds": [{name: asdict(fold) for name, fold in split.items()} for split in comparison.folds],
+    }
+    return finite(record)
+
+
+def _of_pair(pair: Pair | None) -> dict[str, Any]:
+    return {} if pair is None else {"map": pair.map, "loss": pair.loss, "head": pair.head, "code": pair.code}
+
+
+def as_text(comparison: Comparison) -> str:
+    """The JSON as it is written."""
+    return resumption.as_text(as_json(comparison))
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One line a result, the best first; the gain over softmax is by the metric that was asked for, empty where none is known."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["pair", "twins", "map", "loss", *MEASURES, "gain", "gain_low", "gain_high", "recommended"])
+    for result in comparison.results:
+        gain, pair = comparison.gain(result), result.pair
+        gains = ["", "", ""] if result is comparison.softmax else finite([gain.mean, gain.low, gain.high])
+        numbers = [getattr(result, measure) for measure in MEASURES]
+        about = [result.name, ", ".join(result.twins), pair.map if pair else "", pair.loss if pair else ""]
+        lines.writerow([*about, *numbers, *gains, int(result is comparison.taken)])
+    return text.getvalue()
+
+
+def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> list[dict[str, Fold]]:
+    """The folds in a JSON that such a comparison of this table began.
+
+    Raises:
+        InputError: where there is none, or it is of another table, other settings or other pairs.
+    """
+    was, digest, version, folds = read_record(path, EXPERIMENT, _begun)
+    asked = asdict(settings)
+    if not settings.tune:
+        del asked["metric"]  # the folds tell all of them
+    other = changed(was, asked, {"rows": "--quick", "tune": "--tune"})
+    if version != __version__:
+        other.insert(0, f"with softmaxima {version}, not {__version__}")
+    if digest != table.digest:
+        other.insert(0, "with another table or target")
+    elif set(folds[0]) - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
+        other.append("with other --maps")
+    check_same(path, other)
+    return folds
+
+
+def _begun(record: Any) -> tuple[dict[str, Any], str, str, list[dict[str, Fold]]]:
+    """Settings, digest of the table, version and folds, of which there is one at least."""
+    folds = [{name: _fold(fold) for name, fold in split.items()} for split in record["folds"]]
+    if not folds:
+        raise IndexError("it has no folds")
+    return record["settings"], record["table"]["digest"], record["versions"]["softmaxima"], folds
+
+
+def _fold(record: dict[str, Any]) -> Fold:
+    """A fold as it was; what JSON has no number for was NaN."""
+    parts: dict[str, Any] = {name: math.nan if value is None else value for name, value in record.items()}
+    parts |= {
+        "bins": tuple(Bin(**bin) for bin in record["bins"]),
+        "classes": tuple(ClassCounts(**counts) for counts in record["classes"]),
+        "support_rows": tuple(record["support_rows"]),
+        "squares": {
+            reference: {name: math.nan if square is None else square for name, square in squares.items()}
+            for reference, squares in record["squares"].items()
+        },
+    }
+    return Fold(**{part.name: parts[part.name] for part in fields(Fold)})

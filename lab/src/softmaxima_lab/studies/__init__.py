@@ -1,0 +1,1 @@
+"""The studies of the documentation: each returns data, and none prints."""

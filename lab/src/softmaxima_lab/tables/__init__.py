@@ -1,0 +1,1 @@
+"""Tables from files: what a column is, what is wrong with it, and what a network reads of it."""

@@ -1,1 +1,0 @@
-"""The experiments: each returns data, and none prints."""

@@ -1,1 +1,0 @@
-"""Figures, tables and pages, from what the experiments return."""
