@@ -12,7 +12,6 @@ right more often than ∫ φ(z − d/√2) Φ(z)² dz at distance d. On scikit-l
 
 As messages, though, bits are right: K symbols of three in one block take ⌈K log₂ 3⌉ bits, and so nearly log₂ 3 = 1.585 each.
 
-    pip install softmaxima-lab
     python examples/class_codes.py
 """
 
@@ -196,4 +195,4 @@ def main(seeds: Annotated[int, count("That choose data and weights.", least=2)] 
 
 
 if __name__ == "__main__":
-    run(main, __doc__, needs=("scipy", "sklearn"))
+    run(main, __doc__)

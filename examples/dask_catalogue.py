@@ -3,7 +3,7 @@
 How many items sparsemax leaves a user, the probability of the likeliest by softmax, and the loss come from one Dask array of
 users × items that is made of two matrices.
 
-    pip install softmaxima-lab 'softmaxima[dask]'
+    pip install 'softmaxima[dask]'
     python examples/dask_catalogue.py
 """
 

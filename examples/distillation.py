@@ -5,7 +5,6 @@ r"""Distillation (Hinton et al. 2015): a small network learns from the probabili
 whose gradient by x tends to that of ½‖x − t‖²/n as τ grows, and keeps its size by the factor τ². Few pictures of digits have
 labels; the teacher has seen more. Means and standard errors over seeds of the student's accuracy on held-out pictures.
 
-    pip install softmaxima-lab
     python examples/distillation.py
 """
 
@@ -79,4 +78,4 @@ def main(seeds: Annotated[int, count("That choose pictures and weights.", least=
 
 
 if __name__ == "__main__":
-    run(main, __doc__, needs=("sklearn",))
+    run(main, __doc__)

@@ -7,7 +7,6 @@ every one the table has the accuracy on known digits, τ in the end, and how oft
 than one of a known digit (the area under the ROC curve; ½ is chance), beside 1 − max p of a plain softmax of the same scores. Means
 and standard errors over seeds.
 
-    pip install softmaxima-lab
     python examples/elastic_none.py
 """
 
@@ -97,4 +96,4 @@ def main(seeds: Annotated[int, count("That choose pictures and weights.", least=
 
 
 if __name__ == "__main__":
-    run(main, __doc__, needs=("sklearn",))
+    run(main, __doc__)

@@ -6,7 +6,6 @@ No matrix is formed: `IsingChain` applies −H to vectors, and matrix_logsumexp 
 free fermions (Pfeuty 1970), so that the truth is known: with ε_k the singular values of the bidiagonal matrix that has h on its
 diagonal and J above it, Z = Π_k 2 cosh(βε_k).
 
-    pip install softmaxima-lab
     python examples/ising_chain.py
 """
 
@@ -87,4 +86,4 @@ def main(spins: Annotated[int, count("L; time and memory grow as 2^L.", least=2)
 
 
 if __name__ == "__main__":
-    run(main, __doc__, needs=("scipy",))
+    run(main, __doc__)

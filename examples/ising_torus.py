@@ -10,7 +10,6 @@ The truth is known: Onsager (1944) solved the infinite lattice, which is critica
 width L has log Z/LM − onsager = πc/(6L²) + …, with the central charge c = ½ (Blöte, Cardy & Nightingale 1986). What else a finite
 torus differs by is its size: 8 × 256 spins have a heat capacity 4 % above the infinite lattice's at β = 0.3.
 
-    pip install softmaxima-lab
     python examples/ising_torus.py
 """
 
@@ -98,4 +97,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(main, __doc__, needs=("scipy",))
+    run(main, __doc__)

@@ -3,7 +3,7 @@
 Every client is a process of its own, which has readings that no other sees and sends one small message. The truth is what one who
 saw all readings would find.
 
-    pip install softmaxima-lab 'softmaxima[privacy,secure]'
+    pip install 'softmaxima[privacy,secure]'
     python examples/private_sums.py
 """
 

@@ -12,7 +12,7 @@ Items are numbered by falling popularity. Two models learn a vector for each ite
 Recall@k is the probability that a user's next item is among the k that were found, Σ P(c | u), of which the truth's own k best have
 the most. FAISS looks into a few of the lists into which it parts the items, and so finds less in less time.
 
-    pip install softmaxima-lab faiss-cpu
+    pip install 'softmaxima[ann]'
     python examples/recommender.py
 """
 

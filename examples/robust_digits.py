@@ -4,7 +4,6 @@ Two networks learn scikit-learn's digits. The one sees pictures as they are; the
 be where every pixel may be off by ε. The truth is known for neither picture nor network, but bounds are: no attack may succeed on
 a picture that is certified, and what an attack leaves is never below what is certified.
 
-    pip install softmaxima-lab
     python examples/robust_digits.py
 """
 
@@ -71,4 +70,4 @@ def main(steps: Annotated[int, count("How many steps of training.")] = 400) -> d
 
 
 if __name__ == "__main__":
-    run(main, __doc__, needs=("sklearn",))
+    run(main, __doc__)

@@ -9,7 +9,6 @@ epigraph form, min t with f_i(x) ≤ t:
     Chebyshev regression        f = ±(Aw − b)            a linear programme (HiGHS)
     smallest enclosing ball     f_i = ‖c − z_i‖²         a smooth constrained one (SLSQP)
 
-    pip install softmaxima-lab
     python examples/smooth_max.py
 """
 
@@ -107,4 +106,4 @@ def main() -> dict[str, tuple[float, float, float]]:
 
 
 if __name__ == "__main__":
-    run(main, __doc__, needs=("scipy",))
+    run(main, __doc__)

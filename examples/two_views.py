@@ -5,7 +5,6 @@ r"""Contrastive training as CLIP's: the left half of a picture of a digit must f
 Each way to choose τ is one argument, `temperature=`: fixed, learnt, and by a schedule. Recall@1 is how often the right half of a
 held-out picture is the nearest of all held-out ones. Means and standard errors over seeds, which choose pictures and weights.
 
-    pip install softmaxima-lab
     python examples/two_views.py
 """
 
@@ -83,4 +82,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(main, __doc__, needs=("sklearn",))
+    run(main, __doc__)

@@ -226,5 +226,5 @@ def test_certified_cross_entropy_is_above_that_of_any_attack():
 def test_without_art_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     data = robustness.split()
-    with pytest.raises(ImportError, match=r'pip install "softmaxima\[robust\]"'):
+    with pytest.raises(ImportError, match=r'pip install "softmaxima-lab\[robust\]"'):
         robustness_peers.measured("ART, APGD on DLR", torch.nn.Sequential(), data.x[:1], data.y[:1], 0)

@@ -292,4 +292,4 @@ def test_without_scikit_learn_the_extra_is_named_and_all_else_works():
         "except ImportError as error: print(error)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout == 'sm.Classifier needs scikit-learn, which is not installed: pip install "softmaxima[report]"\n'
+    assert ended.stdout == 'sm.Classifier needs scikit-learn, which is not installed: pip install "softmaxima[sklearn]"\n'

@@ -1,4 +1,4 @@
-"""The command, and `python -m softmaxima`: Ctrl-C ends it with one line while it is still being loaded too."""
+"""The command, and `python -m softmaxima_lab`: Ctrl-C ends it with one line while it is still being loaded too."""
 
 import sys
 
