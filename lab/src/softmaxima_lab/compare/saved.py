@@ -12,9 +12,10 @@ from typing import Any
 from softmaxima import __version__
 from softmaxima.core.writing import finite
 from softmaxima.integrations.pairs import Pair
+from softmaxima.temperature.reliability import Bin
 from softmaxima_lab.compare import resumption
 from softmaxima_lab.compare.compare import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
-from softmaxima_lab.compare.measures import BINS, EPS, METRICS, Bin, ClassCounts, Fold
+from softmaxima_lab.compare.measures import BINS, EPS, METRICS, ClassCounts, Fold
 from softmaxima_lab.compare.resumption import changed, check_same, read_record
 from softmaxima_lab.tables.tables import Table
 
