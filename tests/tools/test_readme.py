@@ -77,7 +77,7 @@ def test_the_tables_of_maps_are_what_they_state(monkeypatch: pytest.MonkeyPatch)
     parameters = f"written by make readme -->\n{blocks['parameters']}\n<!-- end of parameters"
     assert parameters in (ROOT / "docs" / "attention.md").read_text()
     table = blocks["maps"]
-    assert f"written by make readme -->\n{table}\n<!-- end of maps" in (ROOT / "README.md").read_text()
+    assert f"written by make readme -->\n{table}\n<!-- end of maps" in (ROOT / "docs" / "maps.md").read_text()
     assert all(f"`{name}" in table and map.formula for name, map in REGISTRY.items() if map.function is not None)
 
 
