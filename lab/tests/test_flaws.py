@@ -18,9 +18,9 @@ import pytest
 
 from softmaxima.core.numbers import InputError
 from softmaxima.integrations.classifier import Classifier
-from softmaxima.streams import formats
 from softmaxima.streams.files import file_logsumexp
-from softmaxima.streams.formats import open_scores
+from softmaxima.streams.formats import source
+from softmaxima.streams.formats.opening import open_scores
 from softmaxima_lab.compare import model as models
 from softmaxima_lab.compare.model import Model, predict, save
 from softmaxima_lab.tables.encoding import Encoder
@@ -247,7 +247,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
 @pytest.mark.parametrize("packing", PACKED)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_text_is_read_alike_by_compare_and_lse(encoding: str, packing: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(formats, "PIECE", 100)  # so that what is odd comes in a later block
+    monkeypatch.setattr(source, "PIECE", 100)  # so that what is odd comes in a later block
     for name, text in TEXTS.items():
         for end in ("\n", "\r\n"):
             path = tmp_path / f"t.csv{packing}"

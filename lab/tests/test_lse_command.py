@@ -13,7 +13,7 @@ import pytest
 import softmaxima as sm
 from softmaxima.lse.bounds.intervals import BOUNDS
 from softmaxima.lse.estimates import sources
-from softmaxima.streams import formats
+from softmaxima.streams.formats import source
 
 N = 200_000
 
@@ -30,7 +30,7 @@ def path(scores: np.ndarray, tmp_path: Path) -> Path:
 
 
 def test_bounds_are_those_of_the_whole_file(path: Path, scores: np.ndarray, softmaxima_lse: Callable, monkeypatch):
-    monkeypatch.setattr(formats, "CACHED", 1 << 16)  # bytes: several blocks
+    monkeypatch.setattr(source, "CACHED", 1 << 16)  # bytes: several blocks
     code, out, _ = softmaxima_lse(str(path), "--bounds", "--temperature", "0.5", "--json")
     found = json.loads(out)
     assert code == 0

@@ -26,9 +26,10 @@ import softmaxima as sm
 from score_files import FORMATS, gzipped, named, npy_bytes, of_all, scores, text_bytes, write_arrow_stream, write_parquet, zstandard
 from softmaxima.core import writing
 from softmaxima.core.numbers import InputError
-from softmaxima.streams import files, formats
+from softmaxima.streams import files
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.streams.formats import open_scores
+from softmaxima.streams.formats import opening, plain, source
+from softmaxima.streams.formats.opening import open_scores
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = (
@@ -41,8 +42,8 @@ BILLION = 10**9
 def small_pieces(monkeypatch) -> None:
     """Blocks of a few scores, so that small files have many."""
     monkeypatch.setattr(files, "WINDOW", 3)
-    monkeypatch.setattr(formats, "CACHED", 400)
-    monkeypatch.setattr(formats, "PIECE", 100)
+    monkeypatch.setattr(source, "CACHED", 400)
+    monkeypatch.setattr(source, "PIECE", 100)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -116,7 +117,7 @@ def test_the_sum_does_not_depend_on_the_number_of_threads(tmp_path: Path):
     assert values == [values[0]] * 3
 
 
-@pytest.mark.parametrize("name", formats.RAW_DTYPES)
+@pytest.mark.parametrize("name", plain.RAW_DTYPES)
 def test_raw_memory_of_every_dtype(name: str, tmp_path: Path):
     x = torch.arange(0, 90).to(getattr(torch, name))
     path = tmp_path / "raw"
@@ -416,14 +417,14 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
 
 @pytest.mark.parametrize("options", [(), ("--dtype=float32",)])
 @pytest.mark.parametrize(
-    "name", [*(f"x{suffix}" for suffix in (*sorted(formats.READERS), ".gz", ".zst", ".csv.gz", ".gz.gz")), "-"]
+    "name", [*(f"x{suffix}" for suffix in (*sorted(opening.READERS), ".gz", ".zst", ".csv.gz", ".gz.gz")), "-"]
 )
 def test_nothing_is_told_in_a_sentence(
     name: str, options: tuple[str, ...], softmaxima_lse: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     suffix = Path(name).suffix
     if options and name not in ("-", "x.gz.gz"):
-        name = "x.bin" if suffix in formats.READERS else f"x.bin{suffix}"
+        name = "x.bin" if suffix in opening.READERS else f"x.bin{suffix}"
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(gzip.compress(b"", mtime=0) if name.count(".") > 1 and suffix == ".gz" else b"")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
@@ -526,7 +527,7 @@ def test_a_scale_is_of_eight_bits_and_belongs_to_the_checkpoint(softmaxima_lse: 
         f"--scale and --zero-point are of int8 and uint8, and {tmp_path / 'x.npy'} holds float32"
         in softmaxima_lse(str(tmp_path / "x.npy"), "--scale=2")[2]
     )
-    monkeypatch.setattr(formats, "CACHED", 40)
+    monkeypatch.setattr(source, "CACHED", 40)
     monkeypatch.setattr(files, "WINDOW", 1)
     with pytest.raises(Stop):
         sm.file_logsumexp(path, scale=0.1, checkpoint=place, progress=stop_after(40))
@@ -745,7 +746,7 @@ def test_a_checkpoint_needs_a_place_and_a_file(softmaxima_lse: Callable, tmp_pat
 
 
 def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(formats, "CACHED", 4096)
+    monkeypatch.setattr(source, "CACHED", 4096)
     monkeypatch.setattr(files, "WINDOW", 1)
     monkeypatch.setattr(files, "CHECKPOINT_SECONDS", 0.0)
     np.save(tmp_path / "x.npy", scores(10_000))
@@ -770,9 +771,13 @@ def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: 
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
 def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int, code: int, word: str, tmp_path: Path):
     # A pipe would do, but is no file: the sum is held up in a window instead.
-    slow = "import os, time\nfrom softmaxima.streams import files, formats\nold = files.of_pieces\n" + (
+    slow = (
+        "import os, time\n"
+        "from softmaxima.streams import files\n"
+        "from softmaxima.streams.formats import source\n"
+        "old = files.of_pieces\n"
         "def slowly(*arguments):\n    os.write(1, b'window\\n')\n    time.sleep(0.05)\n    return old(*arguments)\n"
-        "files.of_pieces, files.WINDOW, formats.CACHED = slowly, 1, 40_000\n"
+        "files.of_pieces, files.WINDOW, source.CACHED = slowly, 1, 40_000\n"
     )
     x, path, place = scores(1_000_000), tmp_path / "x.npy", tmp_path / "checkpoint"
     np.save(path, x)

@@ -24,8 +24,9 @@ from score_files import FORMATS, named, of_all, scores
 from softmaxima.core import places
 from softmaxima.core.numbers import InputError
 from softmaxima.core.places import Remote, found
-from softmaxima.streams import checkpoint, formats, pieces
+from softmaxima.streams import checkpoint, pieces
 from softmaxima.streams.files import Request
+from softmaxima.streams.formats import chunked, columns, plain, source
 from softmaxima.streams.pieces import Plan, cut
 
 fsspec = pytest.importorskip("fsspec")
@@ -39,8 +40,8 @@ IN_PARTS += ("arrow", "feather", "hdf5", "hdf5 fields", "zarr")
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and pieces of a few scores, so that small files have many."""
-    monkeypatch.setattr(formats, "CACHED", 400)
-    monkeypatch.setattr(formats, "PIECE", 100)
+    monkeypatch.setattr(source, "CACHED", 400)
+    monkeypatch.setattr(source, "PIECE", 100)
     monkeypatch.setattr(pieces, "LEAST", 1000)
 
 
@@ -99,10 +100,10 @@ def test_a_piece_reads_no_more_than_its_own(kind: str, tmp_path: Path, monkeypat
     x, path = scores(50, 61), tmp_path / f"file{suffix}"
     write(path, x)
     plan, seen = Plan.of(path, request_of(options)), []
-    for name in ("_first", "_skip"):
-        old = getattr(formats, name)
+    for name, module in itertools.product(("first_scores", "skip_scores"), (chunked, columns, plain)):
+        old = getattr(module, name)
         counted = lambda blocks, n, old=old: old((seen.append(len(block)) or block for block in blocks), n)
-        monkeypatch.setattr(formats, name, counted)
+        monkeypatch.setattr(module, name, counted)
     piece = plan.pieces[-2]
     assert piece.stop is not None
     assert int(piece.state().n) == piece.stop - piece.start
@@ -387,12 +388,12 @@ def test_urls_need_their_library_alone(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_url_has_a_checkpoint_too(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "CACHED", 400)
+    monkeypatch.setattr(source, "CACHED", 400)
     np.save(tmp_path / "x.npy", scores(1000))
     fsspec.filesystem("memory").put(str(tmp_path / "x.npy"), url := f"{memory}/x.npy")
     place = tmp_path / "checkpoint"
 
-    def stop(done: int, scores: formats.Scores) -> None:
+    def stop(done: int, scores: source.Scores) -> None:
         if done > 500:
             raise KeyboardInterrupt
 

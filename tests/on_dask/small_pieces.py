@@ -7,7 +7,8 @@ import os
 import time
 
 from distributed import WorkerPlugin
-from softmaxima.streams import formats, pieces
+from softmaxima.streams import pieces
+from softmaxima.streams.formats import source
 from softmaxima.streams.state import LogSumExpState
 
 _STATE = pieces.Piece.state
@@ -15,7 +16,7 @@ _STATE = pieces.Piece.state
 
 def begin(seconds: float = 0.0) -> int:
     """Pieces of a few scores, each of which takes so long. The process that does it."""
-    formats.CACHED, formats.PIECE, pieces.LEAST = 4000, 1000, 8000
+    source.CACHED, source.PIECE, pieces.LEAST = 4000, 1000, 8000
 
     @functools.wraps(_STATE)
     def state(piece: pieces.Piece) -> LogSumExpState:

@@ -27,7 +27,8 @@ from score_files import of_all, scores
 from softmaxima.core.numbers import InputError
 from softmaxima.dask import cluster as cluster_room
 from softmaxima.dask.tasks import Tasks
-from softmaxima.streams import formats, pieces
+from softmaxima.streams import pieces
+from softmaxima.streams.formats import source
 
 distributed = pytest.importorskip("distributed")
 files = importlib.import_module("softmaxima.dask.files")
@@ -60,7 +61,7 @@ def client(two_workers: Any) -> Any:
 @pytest.fixture
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A thread of this process, with pieces as the others have."""
-    for module, name in ((formats, "CACHED"), (formats, "PIECE"), (pieces, "LEAST"), (pieces.Piece, "state")):
+    for module, name in ((source, "CACHED"), (source, "PIECE"), (pieces, "LEAST"), (pieces.Piece, "state")):
         monkeypatch.setattr(module, name, getattr(module, name))  # which puts them back at the end
     begin()
     with distributed.Client(
@@ -224,8 +225,8 @@ def test_who_reads_is_said(client: Any, scheduler: str, tmp_path: Path, monkeypa
         ({"client": "foo://h:1"}, "no scheduler of Dask answers at 'foo://h:1' (unknown address scheme"),
         ({"client": "127.0.0.1:1"}, "no scheduler of Dask answers at '127.0.0.1:1' ("),
     ):
-        monkeypatch.setattr(cluster_room, "SECONDS", 0.3)
-        with pytest.raises(InputError) as raised:
+        with monkeypatch.context() as hasty, pytest.raises(InputError) as raised:
+            hasty.setattr(cluster_room, "SECONDS", 0.3)
             sum_of(**given)
         assert str(raised.value).startswith(message)
     with pytest.raises(TypeError, match=r"dask.file_logsumexp: client must be a client of Dask, got 3; pass a distributed.Client"):

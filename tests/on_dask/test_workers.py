@@ -133,7 +133,7 @@ def test_what_is_stuck_everywhere_is_given_up(two_workers: Any, workers: dict[st
     with Tasks(two_workers, 1.0) as tasks, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         tasks.submit("quick", time.sleep, 0.01)
-        tasks.submit("stuck", time.sleep, 6.0)
+        tasks.submit("stuck", time.sleep, 60.0)
         with pytest.raises(InputError, match=r"^stuck: the worker at .* has had it for .*, and is given up; see what holds it"):
             list(tasks)
     assert all(str(one.message).startswith("stuck: the worker at ") for one in said)

@@ -22,7 +22,8 @@ import pytest
 import softmaxima as sm
 from score_files import FORMATS, bare_csv_bytes, csv_bytes, named, npy_bytes, scores, text_bytes, write_feather_v1
 from softmaxima.core.numbers import InputError
-from softmaxima.streams import checkpoint, formats
+from softmaxima.streams import checkpoint
+from softmaxima.streams.formats import rows, source, stream
 from softmaxima_lab.tables import reading
 
 # Damage --------------------------------------------------------------------------------------------------------------------------
@@ -380,9 +381,9 @@ def _chunk(path: Path) -> None:
 def test_what_is_made_to_fill_a_memory_is_told(
     name: str, softmaxima_lse: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for module in (formats, reading):
+    for module in (source, stream, reading):
         monkeypatch.setattr(module, "most_unpacked", lambda packed: max(2**20, 100 * packed))
-    monkeypatch.setattr(formats, "ROW", 2**18)
+    monkeypatch.setattr(rows, "ROW", 2**18)
     write, said = BOMBS[name]
     write(tmp_path / name)
     tracemalloc.start()

@@ -24,7 +24,7 @@ from softmaxima.streams.state import LogSumExpState
 
 if TYPE_CHECKING:
     from distributed import Client
-    from softmaxima.streams.formats import Scores
+    from softmaxima.streams.formats.source import Scores
 
 TOGETHER = 64  # small files or pieces that are a task; each costs some milliseconds
 OPENED = 2**22  # bytes that are read in about the time in which a file is opened

@@ -19,7 +19,7 @@ from softmaxima.core.numbers import InputError
 from softmaxima.core.places import Place, Remote
 from softmaxima.core.writing import write_text
 from softmaxima.streams._scaled import Scaled
-from softmaxima.streams.formats import unreadable
+from softmaxima.streams.formats.source import unreadable
 from softmaxima.streams.state import LogSumExpState
 
 KIND = "softmaxima lse checkpoint"

@@ -30,11 +30,13 @@ from softmaxima.core.public import public
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
 from softmaxima.streams.counts import COUNTED, Codes
-from softmaxima.streams.formats import Asked, Scores, open_scores, piece_length, read_once, unreadable
+from softmaxima.streams.formats.opening import open_scores, read_once
+from softmaxima.streams.formats.plain import piece_length
+from softmaxima.streams.formats.source import Asked, Scores, unreadable
 from softmaxima.streams.state import LogSumExpState, of_pieces
 
 if TYPE_CHECKING:
-    from softmaxima.streams.formats import Block
+    from softmaxima.streams.formats.source import Block
 
     Observer = Callable[[Block, np.ndarray | None], None]
 

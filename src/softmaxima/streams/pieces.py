@@ -15,7 +15,7 @@ from softmaxima.core.places import Place
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Fingerprint
 from softmaxima.streams.files import Request, check_unchanged
-from softmaxima.streams.formats import unreadable
+from softmaxima.streams.formats.source import unreadable
 from softmaxima.streams.state import LogSumExpState
 
 LEAST = 2**26  # bytes of scores of a piece, if the file has so many: reading them takes long beside sending them

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from softmaxima.core.arguments import Array
-    from softmaxima.streams.formats import Block
+    from softmaxima.streams.formats.source import Block
 
 LONG = 4096  # float64 scores of a row from which the native kernel sums it
 PIECE = 2**18  # scores of all rows that are summed at a time, in cache

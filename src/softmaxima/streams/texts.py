@@ -1,6 +1,6 @@
 """What a text is before it is numbers: its encoding, the lines before its first row, its separator; and the table in an archive.
 
-Tables to train on (`experiments.reading`) and scores (`formats`) are read by this, so that both take the same files.
+Tables to train on (the lab) and scores (`formats`) are read by this, so that both take the same files.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from softmaxima_lab.commands.terminal import (
 )
 
 if TYPE_CHECKING:
-    from softmaxima.streams.formats import Scores
+    from softmaxima.streams.formats.source import Scores
     from softmaxima.streams.state import LogSumExpState
 
 
@@ -249,7 +249,7 @@ def estimate_file(
 ) -> dict[str, Any]:
     """What is known of a file after a few of its scores."""
     from softmaxima.lse import estimate
-    from softmaxima.streams.formats import open_scores
+    from softmaxima.streams.formats.opening import open_scores
 
     try:
         scores = open_scores(file, column, dtype)

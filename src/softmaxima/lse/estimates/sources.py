@@ -23,7 +23,7 @@ from softmaxima.core.randomness import SEEDS, Randomness, as_seed
 from softmaxima.kernels import native
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.logsumexp import row_logsumexp
-from softmaxima.streams.formats import open_scores
+from softmaxima.streams.formats.opening import open_scores
 
 BLOCK = 1 << 18  # numbers that are read at once, in float64: larger blocks leave the cache, and are new memory each
 RUN = 256  # neighbours in a draw from memory, where a score of a longer run is no cheaper
