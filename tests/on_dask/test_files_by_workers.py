@@ -225,9 +225,10 @@ def test_who_reads_is_said(client: Any, scheduler: str, tmp_path: Path, monkeypa
         ({"client": "foo://h:1"}, "no scheduler of Dask answers at 'foo://h:1' (unknown address scheme"),
         ({"client": "127.0.0.1:1"}, "no scheduler of Dask answers at '127.0.0.1:1' ("),
     ):
-        with monkeypatch.context() as hasty, pytest.raises(InputError) as raised:
+        with monkeypatch.context() as hasty:
             hasty.setattr(cluster_room, "SECONDS", 0.3)
-            sum_of(**given)
+            with pytest.raises(InputError) as raised:
+                sum_of(**given)
         assert str(raised.value).startswith(message)
     with pytest.raises(TypeError, match=r"dask.file_logsumexp: client must be a client of Dask, got 3; pass a distributed.Client"):
         sum_of(client=3)
