@@ -13,19 +13,41 @@ struct Choice {
     int level;
 };
 
-// SOFTMAXIMA_ISA, where it is set, names the most that may be used: v4, v3 or baseline.
-Choice choose() noexcept {
-#ifdef SOFTMAXIMA_X86
-    const char* most = std::getenv("SOFTMAXIMA_ISA");
-    const bool any = !most || !std::strcmp(most, "v4");
+#define SOFTMAXIMA_TEXT_OF(name) #name
+#define SOFTMAXIMA_TEXT(name) SOFTMAXIMA_TEXT_OF(name)
+
+// That of this processor: v4, v3 or the baseline.
+Choice best() noexcept {
+#ifdef __x86_64__
     __builtin_cpu_init();
     const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
     const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (v4 && any) return {"v4", 4};
-    if (v3 && (any || !std::strcmp(most, "v3"))) return {"v3", 3};
+    if (v4) return {"v4", 4};
+    if (v3) return {"v3", 3};
 #endif
     return {"baseline", 0};
+}
+
+// SOFTMAXIMA_ISA, where it is set, names the most that may be used: v4, v3 or baseline.
+Choice allowed() noexcept {
+    const char* most = std::getenv("SOFTMAXIMA_ISA");
+    const Choice found = best();
+    if (most && !std::strcmp(most, "v3") && found.level > 3) return {"v3", 3};
+    if (most && std::strcmp(most, "v4") && std::strcmp(most, "v3")) return {"baseline", 0};
+    return found;
+}
+
+// Of a library of all, what is allowed; of a library of one, that, or none where it is more than is allowed.
+Choice choose() noexcept {
+    const Choice found = allowed();
+#ifdef SOFTMAXIMA_X86
+    return found;
+#else
+    const char* one = SOFTMAXIMA_TEXT(SOFTMAXIMA_ISA);
+    const int level = !std::strcmp(one, "v4") ? 4 : !std::strcmp(one, "v3") ? 3 : 0;
+    return level <= found.level ? Choice{one, level} : Choice{"", -1};
+#endif
 }
 
 const Choice chosen = choose();
@@ -33,6 +55,30 @@ const Choice chosen = choose();
 }  // namespace
 
 const int softmaxima_level = chosen.level;
+
+#ifdef SOFTMAXIMA_COLLECTED
+#undef SOFTMAXIMA_KERNEL
+#ifdef SOFTMAXIMA_X86
+#define SOFTMAXIMA_KERNEL(name, kind)       \
+    namespace baseline {                    \
+    int name(const Softmaxima##kind* call); \
+    }                                       \
+    namespace v3 {                          \
+    int name(const Softmaxima##kind* call); \
+    }                                       \
+    namespace v4 {                          \
+    int name(const Softmaxima##kind* call); \
+    }                                       \
+    SOFTMAXIMA_EXPORT_KERNEL(name, kind, softmaxima_level == 4 ? v4::name : softmaxima_level == 3 ? v3::name : baseline::name)
+#else
+#define SOFTMAXIMA_KERNEL(name, kind)       \
+    namespace SOFTMAXIMA_ISA {              \
+    int name(const Softmaxima##kind* call); \
+    }                                       \
+    SOFTMAXIMA_EXPORT_KERNEL(name, kind, SOFTMAXIMA_ISA::name)
+#endif
+#include "kernels.inc"
+#endif
 
 SOFTMAXIMA_EXPORT const char* softmaxima_instruction_set() { return chosen.name; }
 

@@ -306,30 +306,17 @@ struct SoftmaximaElementwise {
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)
-// below that namespace exports softmaxima_name(const SoftmaximaForward*), which calls the one that dispatch.cpp chose, and
-// softmaxima_name_takes(), which says "Forward".
+// below that namespace exports softmaxima_name(const SoftmaximaForward*) and softmaxima_name_takes(), which says "Forward". CMake
+// collects these lines, and dispatch.cpp exports them, of the instruction sets that there are.
 extern const int softmaxima_level;  // of x86-64: 4, 3, or 0 for the baseline
 
-#define SOFTMAXIMA_KERNEL(name, kind) SOFTMAXIMA_KERNEL_OF(SOFTMAXIMA_ISA, name, kind)
-#define SOFTMAXIMA_KERNEL_OF(isa, name, kind) SOFTMAXIMA_KERNEL_IN(isa, name, kind)
-#define SOFTMAXIMA_KERNEL_IN(isa, name, kind) SOFTMAXIMA_KERNEL_##isa(name, kind)
-#define SOFTMAXIMA_KERNEL_v3(name, kind)
-#define SOFTMAXIMA_KERNEL_v4(name, kind)
-#ifdef SOFTMAXIMA_X86
-#define SOFTMAXIMA_KERNEL_baseline(name, kind)                                                                         \
-    namespace v3 {                                                                                                     \
-    int name(const Softmaxima##kind*);                                                                                 \
-    }                                                                                                                  \
-    namespace v4 {                                                                                                     \
-    int name(const Softmaxima##kind*);                                                                                 \
-    }                                                                                                                  \
-    SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) {                                            \
-        return softmaxima_level == 4 ? v4::name(call) : softmaxima_level == 3 ? v3::name(call) : baseline::name(call); \
-    }                                                                                                                  \
-    SOFTMAXIMA_EXPORT const char* softmaxima_##name##_takes() { return #kind; }
-#else
-#define SOFTMAXIMA_KERNEL_baseline(name, kind)                                                             \
-    SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) { return baseline::name(call); } \
-    SOFTMAXIMA_EXPORT const char* softmaxima_##name##_takes() { return #kind; }
-#endif
 #define SOFTMAXIMA_EXPORT extern "C" __attribute__((visibility("default")))
+#define SOFTMAXIMA_EXPORT_KERNEL(name, kind, chosen)                                                \
+    SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) { return (chosen)(call); } \
+    SOFTMAXIMA_EXPORT const char* softmaxima_##name##_takes() { return #kind; }
+
+#ifdef SOFTMAXIMA_COLLECTED
+#define SOFTMAXIMA_KERNEL(name, kind)
+#else
+#define SOFTMAXIMA_KERNEL(name, kind) SOFTMAXIMA_EXPORT_KERNEL(name, kind, SOFTMAXIMA_ISA::name)
+#endif

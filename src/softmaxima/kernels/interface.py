@@ -369,9 +369,12 @@ def open_library(path: Path | None) -> ctypes.CDLL | None:
     if path is not None and path.exists():
         try:
             library = ctypes.CDLL(str(path))
-            if (interface := library.softmaxima_interface()) == INTERFACE:
+            if (interface := library.softmaxima_interface()) != INTERFACE:
+                problem = f"it has interface {interface}, and this package needs {INTERFACE}"
+            elif not _instruction_set(library):
+                problem = "it was compiled for another processor, or SOFTMAXIMA_ISA asks for less than what it was compiled for"
+            else:
                 return library
-            problem = f"it has interface {interface}, and this package needs {INTERFACE}"
         except (OSError, AttributeError) as error:
             problem = str(error)
     which = "its native library" if path is None else f"the native library {path}"
@@ -383,17 +386,20 @@ def open_library(path: Path | None) -> ctypes.CDLL | None:
     return None
 
 
+def _instruction_set(library: ctypes.CDLL) -> str:
+    """Empty where what it was compiled for is more than this processor has, or SOFTMAXIMA_ISA asks for."""
+    library.softmaxima_instruction_set.restype = ctypes.c_char_p
+    return library.softmaxima_instruction_set().decode()
+
+
 opened = functools.cache(open_library)  # so that its warning comes once
 LIBRARY = load()
 AVAILABLE = LIBRARY is not None
 
 
 def instruction_set() -> str:
-    """Which of its variants the library runs: v4, v3 or baseline; "none" without a library."""
-    if LIBRARY is None:
-        return "none"
-    LIBRARY.softmaxima_instruction_set.restype = ctypes.c_char_p
-    return LIBRARY.softmaxima_instruction_set().decode()
+    """Which instructions the library runs: v4, v3 or baseline; "none" without a library."""
+    return "none" if LIBRARY is None else _instruction_set(LIBRARY)
 
 
 @functools.cache
