@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
+from softmaxima.core.routing import has_kernel, kernels
 from softmaxima.core.rows import largest_scores, row_maximum
+from softmaxima.kernels.native import Kernel
 
 State = tuple[Tensor, ...]  # of float64 or int64 [..., m]
 
@@ -162,15 +164,21 @@ def of_the_mass(part: Part, state: State, p: Tensor, of: Callable[..., tuple[Ten
 NARROW = 16  # scores of a row, the largest, among which its support is looked for first
 
 
-def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor] | None = None) -> Blocks:
-    """A map that is 0 below a threshold, of `solve(z, **params)`: its state are the scores that can be in the support.
+def thresholded(
+    solve: Callable[..., Tensor], regulariser: Callable[..., Tensor] | None = None, kernel: Kernel | None = None
+) -> Blocks:
+    """A map that is 0 below a threshold, of `solve(z, **params)`, or of the map's kernel where that takes a state: its state are the
+    scores that can be in the support.
 
     A score that is not in the support of a part is in that of no whole, for more scores only raise the threshold. So a state is no
     larger than the largest support among its rows.
     """
 
     def probabilities(x: Tensor, tau: float | Tensor, params: dict[str, Any]) -> Tensor:
-        return solve((x - row_maximum(x)) / tau, **params)
+        z = (x - row_maximum(x)) / tau
+        if z.numel() and has_kernel(kernel, z) and (theta := kernel.theta(*params.values())) is not None:
+            return kernels(z).forward(kernel, z, 1.0, None, theta)
+        return solve(z, **params)
 
     def largest(x: Tensor, tau: float | Tensor, params: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(the largest scores of each row in order, among them its support, which of them that are)."""

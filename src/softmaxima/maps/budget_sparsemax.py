@@ -107,6 +107,7 @@ def budget_gradient(p: Tensor, z: Tensor, budget: float | Tensor) -> Tensor:
     return share
 
 
+KERNEL = Kernel("budget_sparsemax", "budget_sparsemax_backward")
 BUDGET_SPARSEMAX = register(
     Map(
         name="budget_sparsemax",
@@ -126,8 +127,8 @@ BUDGET_SPARSEMAX = register(
         properties=Properties(mass=spent, sparse=True),
         cost=Cost(reads=2),
         uses_scores=True,
-        kernel=Kernel("budget_sparsemax", "budget_sparsemax_backward"),
-        blocks=thresholded(forward),
+        kernel=KERNEL,
+        blocks=thresholded(forward, kernel=KERNEL),
         formula="clamp(x_i − λ, 0, 1)",
         source="Wang & Lu (2015), arXiv:1503.01002",
     )

@@ -118,6 +118,7 @@ def alpha_regulariser_gradient(p: Tensor, alpha: float | Tensor) -> Tensor:
     return (p * log_p * (log_p * expm1_ratio_slope(t) - expm1_ratio(t) / alpha)).sum(-1, keepdim=True) / alpha
 
 
+KERNEL = Kernel("entmax", "entmax_backward", "entmax_loss", theta=theta)
 ENTMAX = register(
     Map(
         name="entmax",
@@ -138,8 +139,8 @@ ENTMAX = register(
         ),
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
-        kernel=Kernel("entmax", "entmax_backward", "entmax_loss", theta=theta),
-        blocks=thresholded(forward, tsallis),
+        kernel=KERNEL,
+        blocks=thresholded(forward, tsallis, KERNEL),
         formula="relu((α−1) x_i − λ)^{1/(α−1)}",
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015",
     )

@@ -37,6 +37,7 @@ def tsallis15(p: Tensor) -> Tensor:
     return (p * (p.masked_fill(impossible, 1.0).sqrt().masked_fill(impossible, 0.0) - 1)).sum(-1) / 0.75
 
 
+KERNEL = Kernel("entmax15", "entmax15_backward", "entmax15_loss")
 ENTMAX15 = register(
     Map(
         name="entmax15",
@@ -46,8 +47,8 @@ ENTMAX15 = register(
         regulariser=tsallis15,
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
-        kernel=Kernel("entmax15", "entmax15_backward", "entmax15_loss"),
-        blocks=thresholded(forward, tsallis15),
+        kernel=KERNEL,
+        blocks=thresholded(forward, tsallis15, KERNEL),
         formula="relu(x_i/2 − λ)²",
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702",
     )

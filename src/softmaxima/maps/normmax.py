@@ -128,6 +128,7 @@ def norm_gradient(p: Tensor, alpha: float | Tensor) -> Tensor:
     return (log_sum / alpha).exp() * (mean_log - log_sum / alpha) / alpha
 
 
+KERNEL = Kernel("normmax", "normmax_backward")
 NORMMAX = register(
     Map(
         name="normmax",
@@ -149,8 +150,8 @@ NORMMAX = register(
         properties=Properties(sparse=True, monotone=False, additive_regulariser=False),
         cost=Cost(reads=2),
         uses_scores=True,
-        kernel=Kernel("normmax", "normmax_backward"),
-        blocks=thresholded(forward, norm),
+        kernel=KERNEL,
+        blocks=thresholded(forward, norm, KERNEL),
         formula="u_i / Σ u_j, u = relu(x − λ)^{1/(α−1)}, Σ u_j^α = 1",
         source="Blondel, Martins & Niculae (2020), arXiv:1901.02324; Santos et al. (2024), arXiv:2402.13725",
     )

@@ -40,6 +40,7 @@ def gini(p: Tensor) -> Tensor:
     return (p * (p - 1)).sum(-1) / 2
 
 
+KERNEL = Kernel("sparsemax", "sparsemax_backward", "sparsemax_loss")
 SPARSEMAX = register(
     Map(
         name="sparsemax",
@@ -49,8 +50,8 @@ SPARSEMAX = register(
         regulariser=gini,
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
-        kernel=Kernel("sparsemax", "sparsemax_backward", "sparsemax_loss"),
-        blocks=thresholded(forward, gini),
+        kernel=KERNEL,
+        blocks=thresholded(forward, gini, KERNEL),
         formula="relu(x_i − λ)",
         source="Martins & Astudillo (2016), arXiv:1602.02068",
     )
