@@ -176,16 +176,14 @@ def padded(name: str, own: slice, mesh: DeviceMesh) -> list[tuple[str, float, in
     x, hidden, weight = normal(3, 2, n, seed=1), normal(3, 2, 8, seed=2), normal(n, 8, seed=3)
     x[0, 0, 3], x[1, 1, 300], x[2, 1], hidden[0, 0] = math.nan, math.inf, -math.inf, math.nan
     seen, found = y != -100, []
-    mine, full = (each.movedim(-1, 1)[:, own].contiguous().requires_grad_() for each in (x, normal(3, 2, n, seed=4)))
-    on_mesh = lambda mine: DTensor.from_local(mine, mesh, [Shard(1)])
+    mine = x.movedim(-1, 1)[:, own].contiguous().requires_grad_()
     plain, shared = (functools.partial(getattr(of, name), **options) for of in (sm, sm.distributed))
     layer = functools.partial(sm.distributed.linear_loss, weight=weight[own], loss=(name, options))
     expected, few = counted(lambda: shared(x[seen][:, own], y[seen]))
     of_layer, few_of_layer = counted(lambda: layer(hidden[seen], target=y[seen]))
-    _, every = counted(lambda: plain(on_mesh(full), y.where(seen, 1)))
     for way, whole, limit, call in (
         ("own", expected, few, lambda: shared(mine, y)),
-        ("DTensor", expected, every, lambda: plain(on_mesh(mine), y)),
+        ("DTensor", expected, few, lambda: plain(DTensor.from_local(mine, mesh, [Shard(1)]), y)),
         ("layer", of_layer, few_of_layer, lambda: layer(hidden, target=y)),
     ):
         value, sent = counted(call)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from softmaxima.core import monoid
 from softmaxima.core.routing import has_kernel, kernels
-from softmaxima.core.rows import largest_scores, row_maximum
+from softmaxima.core.rows import FEW, largest_scores, row_maximum
 from softmaxima.kernels.native import Kernel
 
 State = tuple[Tensor, ...]  # of float64 or int64 [..., m]
@@ -182,7 +182,7 @@ def thresholded(
 
     def largest(x: Tensor, tau: float | Tensor, params: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(the largest scores of each row in order, among them its support, which of them that are)."""
-        n, width = x.shape[-1], 0
+        n, width = x.shape[-1], 0 if x.numel() > FEW else x.shape[-1]
         while True:
             width = min(n, max(NARROW, 8 * width))
             ordered = largest_scores(x, width)[0].double()

@@ -118,9 +118,10 @@ class InParts:
 
     def together(self, states: Iterable[State]) -> State:
         """The state of all parts."""
-        if self.blocks.is_sum:
-            return monoid.total([monoid.LogSum(*state) for state in states], self.tau)
-        return merged(states, self.merge, self.map.name)
+        if not self.blocks.is_sum:
+            return merged(states, self.merge, self.map.name)
+        every = [monoid.LogSum(*state) for state in states]
+        return monoid.total(every, self.tau) if len(every) > 1 else every[0]
 
     def identity(self, like: Part, known: State | None = None) -> State:
         """The state of no scores, for rows like those of a part: merging it changes nothing."""
@@ -190,10 +191,7 @@ class InParts:
 
     def begin_pull(self, part: Part, g: Any, state: State) -> State:
         """What the gradient of ⟨g, p⟩ needs of a part: its largest score, and the sums of the map's Jacobian over it."""
-        slopes = _slopes(part, g)
-        top = part.x.amax(-1, keepdim=True) if part.x.shape[-1] else part.x.new_full((*part.x.shape[:-1], 1), -math.inf)
-        own, where = self._supported(part, state)
-        return top, *self._jacobian(own, state).sums(slopes if where is None else slopes.gather(-1, where))
+        return self.pulling(part, g, state).sums()
 
     def merge_pull(self, a: State, b: State) -> State:
         """The sums over the parts of both."""
@@ -206,30 +204,22 @@ class InParts:
 
     def pull(self, part: Part, g: Any, state: State, sums: State) -> tuple[Any, dict[str, Tensor]]:
         """(∂⟨g, p⟩/∂x of a part, what it adds to that by "temperature" and by each parameter that is a tensor [..., 1])."""
-        slopes, learned = _slopes(part, g), {}
+        return self.pulling(part, g, state).finish(sums)
+
+    def pulling(self, part: Part, g: Any, state: State) -> Pulling:
+        """Both steps of the derivative of a part, with its Jacobian, which is made once."""
+        slopes = _slopes(part, g)
         own, where = self._supported(part, state)
         slopes = slopes if where is None else slopes.gather(-1, where)
-        v = over(self._jacobian(own, state).pull(slopes, sums[1:]), self.tau)
-        if isinstance(self.tau, Tensor):
-            z = own.z
-            if self.map.properties.shift_invariant or self.map.properties.locally_shift_invariant:
-                z = (own.x - row_maximum(sums[0])) / self.tau  # a constant adds nothing but its rounding
-            learned["temperature"] = -(without_mask(z) * v).sum(-1, keepdim=True)
-        for parameter in self.map.params:
-            if isinstance(self.params[parameter.name], Tensor):
-                moved = self._derivative(own, state, parameter.gradient)
-                learned[parameter.name] = product(moved, slopes).sum(-1, keepdim=True)
-        return as_given(narrowed(v, _dtype(part)), where, part), learned
+        return Pulling(self, part, own, where, slopes, state, self.map.jacobian_of(self.derivative(own, state, self.map.sensitivity)))
 
     def _supported(self, part: Part, state: State) -> tuple[Part, Tensor | None]:
         """(the scores of a part that may have a probability, where they are, None for all)."""
         where = None if self.blocks.support is None else self.blocks.support(part, state, **self.params)
         return replace(part, x=(part.x if where is None else part.x.gather(-1, where)).double()), where
 
-    def _jacobian(self, part: Part, state: State) -> Jacobian:
-        return self.map.jacobian_of(self._derivative(part, state, self.map.sensitivity))
-
-    def _derivative(self, part: Part, state: State, of: Any) -> Any:
+    def derivative(self, part: Part, state: State, of: Any) -> Any:
+        """What of(p, z) says of the scores of a part, which all may have a probability."""
         return self.blocks.derivative(part, state, self.blocks.finish(part, state, **self.params), of, **self.params)
 
     @functools.cached_property
@@ -237,6 +227,40 @@ class InParts:
         device = next((value.device for value in self.params.values() if isinstance(value, Tensor)), "cpu")
         one = torch.ones((1, 1), dtype=torch.float64, device=device)
         return type(self.map.jacobian_of(self.map.sensitivity(one, one, **self.params)))
+
+
+@dataclass(frozen=True, eq=False)
+class Pulling:
+    """The derivative of ⟨g, p⟩ by a part of the rows."""
+
+    rows: InParts
+    part: Part
+    own: Part  # its scores that may have a probability
+    where: Tensor | None  # where these are, None for all
+    slopes: Tensor  # g, of these
+    state: State
+    jacobian: Jacobian
+
+    def sums(self) -> State:
+        """Its largest score, and the sums of the map's Jacobian over it."""
+        x = self.part.x
+        top = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:-1], 1), -math.inf)
+        return top, *self.jacobian.sums(self.slopes)
+
+    def finish(self, sums: State) -> tuple[Any, dict[str, Tensor]]:
+        """(∂⟨g, p⟩/∂x of the part, what it adds to that by "temperature" and parameters), given the sums over all parts."""
+        rows, own, learned = self.rows, self.own, dict[str, Tensor]()
+        v = over(self.jacobian.pull(self.slopes, sums[1:]), rows.tau)
+        if isinstance(rows.tau, Tensor):
+            z = own.z
+            if rows.map.properties.shift_invariant or rows.map.properties.locally_shift_invariant:
+                z = (own.x - row_maximum(sums[0])) / rows.tau  # a constant adds nothing but its rounding
+            learned["temperature"] = -(without_mask(z) * v).sum(-1, keepdim=True)
+        for parameter in rows.map.params:
+            if isinstance(rows.params[parameter.name], Tensor):
+                moved = rows.derivative(own, self.state, parameter.gradient)
+                learned[parameter.name] = product(moved, self.slopes).sum(-1, keepdim=True)
+        return as_given(narrowed(v, _dtype(self.part)), self.where, self.part), learned
 
 
 @public

@@ -11,6 +11,7 @@ from softmaxima.core.tracing import is_keeping, sizes
 
 MOST_P = 0.75  # a p above it is most of its row; of two that share it both are ½, or above by a rounding
 PIECE = 64  # scores of which one is the largest
+FEW = 1 << 12  # numbers of which an operation takes little longer than of one, and so does a message
 
 
 def row_maximum(z: Tensor) -> Tensor:

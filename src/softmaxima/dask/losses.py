@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array as da
@@ -148,10 +147,11 @@ class KnownTargets:
 
     own: LossInParts
     sums: Targets
+    counts: Tensor | None  # of all rows [...] those that these are, in order; None for all
 
     def together(self, others: Sequence[KnownTargets]) -> KnownTargets:
         sums = merged([self.sums, *(other.sums for other in others)], merge_targets, self.own.rows.map.name)
-        return KnownTargets(self.own, Targets(*compact(sums)))
+        return replace(self, sums=Targets(*compact(sums)))
 
 
 @dataclass(frozen=True)
@@ -181,48 +181,56 @@ class LossOfChunk:
 
     def given(
         self, x: np.ndarray, *, first: int, target: np.ndarray, weight: np.ndarray | None, temperature: Any, **options: Any
-    ) -> tuple[LossInParts, OwnPart, Tensor, Tensor | None]:
-        """(the loss, a chunk of its scores, −∞ where they are ignored, its targets, the weights of its classes)."""
+    ) -> tuple[LossInParts, OwnPart, Tensor, Tensor | None, Tensor | None]:
+        """(the loss, a chunk of its scores, its targets, the weights of its classes, which rows count), of the rows that count."""
         scores, y = rows_last(x, (self.axis,), self.name), as_tensor(self.name, "target", target)
         tau = per_row(self.name, "temperature", temperature, scores, (self.axis,), *TEMPERATURE)
         numbers = {
             what: per_row(self.name, what, value, scores, (self.axis,), *A_NUMBER) if isinstance(value, np.ndarray) else value
             for what, value in options.items()
         }
-        own = self.bound(tau, numbers)
+        own, counts = self.bound(tau, numbers), None
         if self.is_soft:
             y = y.movedim(self.axis, -1)
             check_soft(self.name, scores, y, self.ignore_index)
         else:
             y = y.long()
             _, ignored = check_labels(self.name, y, self.classes, self.ignore_index)
-            scores = scores if ignored is None else scores.masked_fill(ignored.unsqueeze(-1), -math.inf)  # no scores
+            if ignored is not None:
+                counts, some = ~ignored, (~ignored).flatten().nonzero().squeeze(-1)
+                own, y = own.of_rows(y.shape, some), y.flatten()[some]
+                scores = scores.reshape(ignored.numel(), scores.shape[-1]).index_select(0, some)
         weights = None if weight is None else check_class_weight(self.name, weight, None, first=first)
-        return own, OwnPart(own.rows, scores, None, first), y, weights
+        return own, OwnPart(own.rows, scores, None, first), y, weights, counts
 
     def begin(self, x: np.ndarray, *, known: Known | None, **beside: Any) -> Known:
-        own, part, target, weight = self.given(x, **beside)
+        own, part, target, weight, counts = self.given(x, **beside)
         targets = (
             own.of_label_scores(*own.label_scores(part.x, part.first, target, weight)[:2])
             if own.is_of_labels(target)
             else own.begin(part.part, target, weight)
         )
-        return Known.begun(part, known, KnownTargets(own, Targets(*compact(targets))))
+        return Known.begun(part, known, KnownTargets(own, Targets(*compact(targets)), counts))
 
     def value(self, known: Known) -> Tensor:
         """The loss of each row [...], of one that is made of a value."""
         if self.is_soft and self.form.fenchel:
             check_sums(self.name, known.targets.sums.mass.squeeze(-1))
-        return known.targets.own.value(known.state, known.targets.sums)
+        return _spread(known.targets.own.value(known.state, known.targets.sums), known.targets.counts)
 
     def part_value(self, x: np.ndarray, *, known: Known, **beside: Any) -> np.ndarray:
         """What a chunk adds to the loss of each row, of one that is made of probabilities."""
-        own, part, target, weight = self.given(x, **beside)
+        own, part, target, weight, counts = self.given(x, **beside)
         value, _ = own.of_p(part.part, target, weight, known.state)
-        return value.movedim(-1, self.axis).numpy()
+        return _spread(value.squeeze(-1), counts).unsqueeze(self.axis).numpy()
 
     def counted(self, known: Known) -> Tensor:
         """What each row [...] counts in a mean."""
         if self.is_soft:
             return torch.ones_like(known.targets.sums.mass).squeeze(-1)
-        return known.targets.sums.weight.squeeze(-1)
+        return _spread(known.targets.sums.weight.squeeze(-1), known.targets.counts)
+
+
+def _spread(values: Tensor, counts: Tensor | None) -> Tensor:
+    """Those of all rows, 0 for the ones that do not count."""
+    return values if counts is None else values.new_zeros(counts.shape).masked_scatter_(counts, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,17 @@ from softmaxima.core.tracing import outside_compilers, sizes
 from softmaxima.distributed.agreement import Agreement, alike, learns
 from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.labels import spoken
-from softmaxima.distributed.ranks import MESSAGES, AnyRanks, Group, RanksError, outside_the_graph, ranks_of, reads_values
+from softmaxima.distributed.ranks import (
+    MESSAGES,
+    AnyRanks,
+    Group,
+    MeshRanks,
+    RanksError,
+    outside_the_graph,
+    ranks_of,
+    reads_labels,
+    reads_values,
+)
 from softmaxima.distributed.rows import Shared
 from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, mean_over, prepare
 from softmaxima.losses._finding import find_loss
@@ -209,7 +219,7 @@ class RowLosses:
             return state
 
         state = whole.rows.in_passes(one)
-        found = merged(map(self._targets, targets), merge_targets, self.name)
+        found = self._targets(targets)
         counted, sums = self._counted(found), ()
         if self.own.form.of_p is None:
             values = self.own.value(state, found)
@@ -236,14 +246,18 @@ class RowLosses:
 
     def counting(self) -> Tensor | None:
         """Which rows are not ignored, counted through all axes; None for all, and where not every rank knows of them."""
-        if self.is_soft or not reads_values(self.ranks, self.target):
+        if self.is_soft or not reads_labels(self.ranks, self.target):
             return None
         counts = (self.target != self.own.ignore_index).flatten()
-        return None if bool(counts.all()) else counts.nonzero().squeeze(-1)
+        if bool(counts.all()):
+            return None
+        if isinstance(self.ranks, MeshRanks):  # which have not said what labels they have
+            self.ranks.agree(self.name, {"target": spoken(self.target, ~counts.view_as(self.target))})
+        return counts.nonzero().squeeze(-1)
 
     def of_rows(self, some: Tensor) -> RowLosses:
         """The losses of some rows, counted through all axes, as those of one axis."""
-        return self._of(lambda value: value.expand((*self._shape, 1)).reshape(-1, 1)[some], self.target.flatten()[some])
+        return replace(self, own=self.own.of_rows(self._shape, some), target=self.target.flatten()[some])
 
     def spread(self, values: Tensor, some: Tensor) -> Tensor:
         """Those of all rows, 0 for others than these."""
@@ -270,14 +284,8 @@ class RowLosses:
 
     def _rows(self, some: Any) -> RowLosses:
         """The losses of some rows."""
-        return self._of(lambda value: value[some] if value.ndim and sizes(value)[0] > 1 else value, self.target[some])
-
-    def _of(self, some: Callable[[Tensor], Tensor], target: Tensor) -> RowLosses:
-        """The same of these targets, and of some of the numbers that each row has."""
-        of, rows = lambda value: some(value) if isinstance(value, Tensor) else value, self.own.rows
-        rows = InParts(rows.map, of(rows.tau), {key: of(value) for key, value in rows.params.items()})
-        own = replace(self.own, rows=rows, options={key: of(value) for key, value in self.own.options.items()})
-        return replace(self, own=own, target=target)
+        own = self.own.each(lambda value: value[some] if value.ndim and sizes(value)[0] > 1 else value)
+        return replace(self, own=own, target=self.target[some])
 
     def _shared(self, x: Tensor) -> Shared:
         if not self.is_soft and x.shape[-1]:
@@ -293,12 +301,16 @@ class RowLosses:
             return mine.score if self.weight is None else torch.cat((mine.score, mine.weight), -1)
         return torch.cat(self.own.begin(shared.own.part, self.target, self.weight), -1)
 
-    def _targets(self, told: Tensor) -> Targets:
-        """The targets of the part of which a rank has told that."""
+    def _targets(self, told: Sequence[Tensor]) -> Targets:
+        """The targets of whole rows, of what each rank has told of its part."""
         if not self.own.is_of_labels(self.target):
-            return Targets(*told.split(1, -1))
-        score = told[..., :1]
-        return self.own.of_label_scores(score, told[..., 1:] if self.weight is not None else (~score.isnan()).double())
+            return merged((Targets(*each.split(1, -1)) for each in told), merge_targets, self.name)
+        every = torch.stack([*told])
+        score, hit = every[..., :1], ~every[..., :1].isnan()
+        times = hit.sum(0, dtype=torch.float64)  # 1, of the rank that has the label
+        score = torch.where(hit, score, 0.0).sum(0).masked_fill(times == 0, math.nan)
+        found = self.own.of_label_scores(score, times if self.weight is None else every[..., 1:].sum(0))
+        return found._replace(labels=times)
 
     def _labels(self, shared: Shared) -> LabelScores:
         return self.own.label_scores(shared.x, self.agreement.first(self.ranks.rank), self.target, self.weight)

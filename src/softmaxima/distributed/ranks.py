@@ -30,7 +30,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _world
 
-from softmaxima.core.tracing import outside_compilers, transforming
+from softmaxima.core.tracing import is_concrete, outside_compilers, transforming
 from softmaxima.distributed.agreement import Agreement, wrong
 from softmaxima.distributed.stores import GONE, delete, heard, is_there, met, read, store_of
 
@@ -457,6 +457,16 @@ class MeshRanks:
                 stack.enter_context(ranks.working(name))
             yield
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether ranks along an axis are not there."""
+        return all(ranks.is_alone for ranks in self.axes)
+
+    def agree(self, name: str, same: Mapping[str, str]) -> None:
+        """Raises RanksError on all where `same` is not the same on them; only some may find out that there is something to say."""
+        for ranks in self.axes:
+            ranks.agree(name, 0, same)
+
     def gather(self, name: str, message: Tensor) -> list[Tensor]:
         """The message of each rank, all of one shape, in their order; by one collective an axis."""
         if not self.axes:
@@ -476,6 +486,11 @@ AnyRanks = Ranks | MeshRanks
 def reads_values(ranks: AnyRanks, x: Tensor) -> TypeGuard[Ranks]:
     """Whether scores that are no numbers, and labels of no class, are looked for and told, which would wait for a GPU."""
     return isinstance(ranks, Ranks) and x.is_cpu and not (ranks.is_alone and ranks.size > 1)
+
+
+def reads_labels(ranks: AnyRanks, labels: Tensor) -> bool:
+    """Whether it is looked up which rows count, of labels that all ranks have: not where a compiler looks on, or a GPU would wait."""
+    return is_concrete(labels) and not (ranks.is_alone and ranks.size > 1)
 
 
 def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:

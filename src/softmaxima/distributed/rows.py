@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +16,11 @@ from softmaxima.core.blocks import State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts, merged, spread
+from softmaxima.core.rows import FEW
 from softmaxima.distributed.agreement import Agreement
 from softmaxima.distributed.ranks import AnyRanks, RanksError, reads_values
 
-CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room
+CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room, of few rows for more
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class Shared:
         identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.own.read, known)
         every, others = self._gathered(own, identity, beside)
         self._check(every)
-        return merged(every, self.rows.merge, self.name), others
+        return self.rows.together(every), others
 
     def pull(self, g: Tensor, state: State, where: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """(∂⟨g, p⟩/∂x in the dtype of own scores, what these add to that by temperature and parameters, in float64).
@@ -63,8 +65,8 @@ class Shared:
         whole = self.own.narrow
         part = self.own.part if where is None else replace(whole, x=whole.x.gather(-1, where).double())
         g = (g if where is None else g.gather(-1, where)).double()
-        sums, _ = self.exchanged_sums(self.rows.begin_pull(part, g, state))
-        v, learned = self.rows.pull(part, g, state, sums)
+        pulling = self.rows.pulling(part, g, state)
+        v, learned = pulling.finish(self.exchanged_sums(pulling.sums())[0])
         return spread(narrowed(v, self.x.dtype), where, whole), learned
 
     def total(self, own: Sequence[Tensor]) -> list[Tensor]:
@@ -87,13 +89,12 @@ class Shared:
         """(the state of each rank, what it has beside)."""
         return gathered(self.name, self.ranks, self.rows, max(self.agreement.widths), own, identity, beside)
 
-    def _check(self, states: Iterable[State]) -> None:
+    def _check(self, states: Sequence[State]) -> None:
         """Raise for scores that are no numbers, of which all ranks learn; on a GPU they make NaN of their rows, without waiting."""
-        if reads_values(self.ranks, self.x):
-            wrong = [rank for rank, state in zip(self.ranks.names, states, strict=True) if any(map(_has_nan, state))]
-            if wrong:
-                of = ", ".join(f"rank {rank}" for rank in wrong)
-                raise RanksError(f"{self.name}: there are NaN, or +∞ that have no probability, in the scores of {of}")
+        if reads_values(self.ranks, self.x) and _has_nan(value for state in states for value in state):
+            wrong = [rank for rank, state in zip(self.ranks.names, states, strict=True) if _has_nan(state)]
+            of = ", ".join(f"rank {rank}" for rank in wrong)
+            raise RanksError(f"{self.name}: there are NaN, or +∞ that have no probability, in the scores of {of}")
 
 
 def told(name: str, ranks: AnyRanks, own: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -114,7 +115,7 @@ def gathered(
         return [own], [] if beside is None else [beside]
     varies = [values.shape[-1] == 0 for values in identity]
     needed = max((values.shape[-1] for values, varying in zip(own, varies, strict=True) if varying), default=0)
-    room = min(CANDIDATES, most)
+    room = min(most, max(CANDIDATES, FEW // max(1, ranks.size * math.prod(own[0].shape[:-1]))))
     cut = tuple(values[..., :room] if varying else values for values, varying in zip(own, varies, strict=True))
     columns = [own[0].new_full((*own[0].shape[:-1], 1), float(needed))] if any(varies) else []
     columns += [] if beside is None else [beside]
@@ -128,5 +129,5 @@ def gathered(
     return [rows.unpack(each, identity) for each in states], others
 
 
-def _has_nan(values: Any) -> bool:
-    return values.is_floating_point() and bool(values.isnan().any())
+def _has_nan(values: Iterable[Tensor]) -> bool:
+    return bool(torch.cat([each for each in values if each.is_floating_point()], -1).isnan().any())

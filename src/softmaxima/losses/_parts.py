@@ -8,8 +8,8 @@ Most losses are Σ_c s_c (V − x_c), s = w ⊙ y, or V + Ω(y) − ⟨y, x⟩ a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +85,17 @@ class LossInParts:
     ignore_index: int
     options: dict[str, Any] = field(default_factory=dict)
     z_loss: float = 0.0  # z of z·V² beside the loss of each row, before the weight of the row
+
+    def each(self, of: Callable[[Tensor], Tensor]) -> LossInParts:
+        """The same, with what `of` makes of the numbers [..., 1] that rows have."""
+        made = lambda value: of(value) if isinstance(value, Tensor) else value
+        params = {key: made(value) for key, value in self.rows.params.items()}
+        options = {key: made(value) for key, value in self.options.items()}
+        return replace(self, rows=InParts(self.rows.map, made(self.rows.tau), params), options=options)
+
+    def of_rows(self, shape: Sequence[int], some: Tensor) -> LossInParts:
+        """The same of some rows, counted through all axes of the shape that all have."""
+        return self.each(lambda value: value.expand((*shape, 1)).reshape(-1, 1)[some])
 
     def target(self, part: Part, target: Tensor) -> tuple[Tensor, Tensor]:
         """(y of a part, smoothed; where the label is), of labels [...] or of its own probabilities [..., n]."""

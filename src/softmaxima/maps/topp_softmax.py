@@ -20,7 +20,7 @@ from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.monoid import LogSum, log_sum, merge
 from softmaxima.core.public import public
-from softmaxima.core.rows import divisor, normalise_exp, row_maximum
+from softmaxima.core.rows import FEW, divisor, normalise_exp, row_maximum
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, is_traced
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -102,7 +102,7 @@ def forward(z: Tensor, p: float) -> Tensor:
 # On parts of a row: the sum over all scores, and the largest of them, which as a rule have the nucleus among them. Where they have
 # not, the lowest that is kept is found, a byte of its key a pass, and then the places of its equals.
 LARGEST = 64  # scores of a part that are told at once
-MOST = 8 * LARGEST  # of several
+MOST = 8 * LARGEST  # of several, and of a small part
 _BYTES = 8
 _LOWEST, _HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
@@ -186,7 +186,8 @@ def _begin(part: Part, known: State | None, p: float) -> State:
     if known is None:
         row = x.new_zeros((*x.shape[:-1], 1))
         floor, floor_place = torch.full_like(row, -math.inf), torch.full_like(row, _HIGHEST, dtype=torch.int64)
-        return Largest(*log_sum(x, part.tau), row.long() + 1, floor, floor_place, x, places(part)).cut(LARGEST)
+        found = Largest(*log_sum(x, part.tau), row.long() + 1, floor, floor_place, x, places(part))
+        return found.cut(LARGEST if x.numel() > FEW else MOST)
     if (number := _pass(known)) == 1:
         top, ties, rest, passes, *_ = known
         nowhere = torch.full_like(passes, _HIGHEST)
