@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import Pool
-from shards import apart, normal, own_of
+from shards import apart, finite, normal, own_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.profiler import ProfilerActivity, profile
 
 import softmaxima as sm
 from conftest import DTYPES, at_most
@@ -199,3 +200,23 @@ def test_a_row_that_is_ignored_sends_nothing(pool: Pool) -> None:
         for what, far, sent, limit in every:
             assert far <= 1e-14, what
             assert sent <= limit, what
+
+
+def of_a_small_call(rank: int, names: list[str]) -> list[tuple[str, int, int]]:
+    """(map or loss, how many operations its value and gradient take, how many messages)."""
+    x, own, y, found = normal(4, 400, seed=1), own_of(rank, (200, 200)), torch.tensor([3, 250, 120, 399]), []
+    for name in names:
+        shard, call = x[:, own].clone().requires_grad_(), getattr(sm.distributed, name)
+        call = functools.partial(call, target=y, **LOSSES[name].examples[0]) if name in FORMED else call
+        with profile(activities=[ProfilerActivity.CPU]) as operations:
+            _, sent = counted(lambda call=call, shard=shard: torch.autograd.grad(finite(call(shard)).sum(), shard))
+        number = sum(each.count for each in operations.key_averages() if each.key.startswith("aten::"))
+        found.append((name, number, len(sent)))
+    return found
+
+
+def test_a_small_call_takes_few_operations_and_messages(pool: Pool) -> None:
+    for found in pool.group(range(2)).run(of_a_small_call, [*SHARED, *FORMED]):
+        for name, number, sent in found:
+            assert number <= 2500, name  # nested ones too, which differ among versions of torch
+            assert sent == MESSAGES.get(name, 1) + (name in SHARED), name

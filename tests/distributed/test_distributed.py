@@ -93,7 +93,7 @@ def test_narrow_scores_are_rounded_once_and_alike_again(name: str, three: Proces
 
 def of_many_candidates(rank: int) -> tuple[float, list[int]]:
     """Rows of which more scores than one message has room for can be in the support, and what was sent."""
-    x, own, sent = 1e-3 * normal(3, 600, seed=1), own_of(rank, (300, 100, 200)), []
+    x, own, sent = 1e-3 * normal(60, 600, seed=1), own_of(rank, (300, 100, 200)), []
     gather = ranks.ALL_GATHER
     ranks.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
     try:
@@ -107,7 +107,7 @@ def of_many_candidates(rank: int) -> tuple[float, list[int]]:
 def test_a_second_message_comes_where_a_support_is_wide_and_only_there(three: Processes) -> None:
     for far, sent in three.run(of_many_candidates):
         assert far <= 1e-13
-        assert sent == [3 * (rows.CANDIDATES + 1), 3 * 300, 3 * (rows.CANDIDATES + 1)]
+        assert sent == [60 * (rows.CANDIDATES + 1), 60 * 300, 60 * (rows.CANDIDATES + 1)]
 
 
 class Searches(TorchDispatchMode):
@@ -142,10 +142,10 @@ def of_a_nucleus(rank: int) -> list[tuple[float, bool, list[int]]]:
     and loss are rounded to, whether the same scores are kept, what was sent).
     """
     widths = (300, 100, 200)
-    own, y, sent, found = own_of(rank, widths), torch.tensor([5, 310, 599]), list[int](), list[Any]()
-    few, many = 4 * normal(3, 600, seed=1), 1e-3 * normal(3, 600, seed=2)
+    own, y, sent, found = own_of(rank, widths), torch.tensor([5, 310, 599]).repeat(20), list[int](), list[Any]()
+    few, many = 4 * normal(60, 600, seed=1), 1e-3 * normal(60, 600, seed=2)
     tied = (normal(3, 600, seed=3) > 1.4).double() * torch.tensor([[9.0], [8.0], [30.0]])  # some 48 equal scores
-    several = torch.cat((few[:2], many[:1]))
+    several, tied = torch.cat((few[:59], many[:1])), tied.repeat(20, 1)
     gather = ranks.ALL_GATHER
     for x, p in ((few, 0.5), (many, 0.9), (several, 0.9), (tied, 0.8), (tied.bfloat16(), 0.8), (few, 1.0)):
         whole, shard = x.double().requires_grad_(), x[:, own].clone().requires_grad_()
@@ -154,7 +154,7 @@ def of_a_nucleus(rank: int) -> list[tuple[float, bool, list[int]]]:
             ours, loss = sm.distributed.topp_softmax(shard, p=p), sm.distributed.sparse_softmax_loss(shard, y, p=p)
         finally:
             ranks.ALL_GATHER = gather
-        theirs, g = sm.topp_softmax(whole, p=p), normal(3, 600, seed=4)
+        theirs, g = sm.topp_softmax(whole, p=p), normal(60, 600, seed=4)
         slopes = torch.autograd.grad((ours * g[:, own]).sum() + loss, shard)[0]
         least = sm.sparse_softmax_loss(whole, y, p=p)
         expected = torch.autograd.grad((theirs * g).sum() + least, whole)[0][:, own]
@@ -168,16 +168,16 @@ def of_a_nucleus(rank: int) -> list[tuple[float, bool, list[int]]]:
 
 
 def test_a_nucleus_among_the_largest_scores_of_ranks_is_one_message(three: Processes) -> None:
-    first, others, last = 3 * (7 + 2 * rows.CANDIDATES), [3 * 263] * 8, 3 * (8 + rows.CANDIDATES)
+    first, others, last = 60 * (7 + 2 * rows.CANDIDATES), [60 * 263] * 8, 60 * (8 + rows.CANDIDATES)
     for found in three.run(of_a_nucleus):
         assert max(far for far, _, _ in found) <= 1
         assert all(same for _, same, _ in found)
         few, many, several, *tied, all_scores = [sent for _, _, sent in found]
         for one in (few, *tied):  # the map's, and the loss's with the scores of its labels
-            assert one == [first, first + 3]
+            assert one == [first, first + 60]
         for more in (many, several):
-            assert more == [first, *others, last, first + 3, *others, last]
-        assert all_scores == [9, 12]
+            assert more == [first, *others, last, first + 60, *others, last]
+        assert all_scores == [180, 240]
 
 
 # Losses and sums --------------------------------------------------------------------------------------------------------------

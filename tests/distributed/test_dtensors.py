@@ -262,6 +262,20 @@ def test_wrong_calls_raise_on_every_rank(four: Processes) -> None:
             assert re.search(pattern, said[number]), said[number]
 
 
+def of_unlike_labels(rank: int) -> str:
+    """What is said where ranks that share rows ignore others."""
+    try:
+        sm.cross_entropy(spread(normal(4, 6, seed=1), (S0, S1)), torch.tensor([[-100, 1, -100, 2], [1, -100, 2, -100]][rank % 2]))
+    except sm.distributed.RanksError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_ranks_that_ignore_other_rows_all_raise(four: Processes) -> None:
+    for said in four.run(of_unlike_labels):
+        assert re.match(r"cross_entropy: target must be the same on all ranks, got 2 labels from", said), said
+
+
 def of_training(rank: int) -> list[float]:
     """How far a model's losses, on tensor-parallel and data-parallel ranks, are from those of one process and from torch's."""
     train = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tensor_parallel.py"))["train"]

@@ -167,7 +167,7 @@ NARROW = 16  # scores of a row, the largest, among which its support is looked f
 def thresholded(
     solve: Callable[..., Tensor], regulariser: Callable[..., Tensor] | None = None, kernel: Kernel | None = None
 ) -> Blocks:
-    """A map that is 0 below a threshold, of `solve(z, **params)`, or of the map's kernel where that takes a state: its state are the
+    """A map that is 0 below a threshold, of `solve(z, **params)` or, where that takes them, of the map's kernel: its state are the
     scores that can be in the support.
 
     A score that is not in the support of a part is in that of no whole, for more scores only raise the threshold. So a state is no

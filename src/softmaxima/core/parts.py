@@ -211,7 +211,8 @@ class InParts:
         slopes = _slopes(part, g)
         own, where = self._supported(part, state)
         slopes = slopes if where is None else slopes.gather(-1, where)
-        return Pulling(self, part, own, where, slopes, state, self.map.jacobian_of(self.derivative(own, state, self.map.sensitivity)))
+        jacobian = self.map.jacobian_of(self.derivative(own, state, self.map.sensitivity))
+        return Pulling(self, part, own, where, slopes, state, jacobian)
 
     def _supported(self, part: Part, state: State) -> tuple[Part, Tensor | None]:
         """(the scores of a part that may have a probability, where they are, None for all)."""

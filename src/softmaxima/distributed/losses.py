@@ -14,7 +14,7 @@ from softmaxima.core.arguments import check_per_row, moved_last
 from softmaxima.core.blocks import State, joined
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
-from softmaxima.core.parts import InParts, merged
+from softmaxima.core.parts import merged
 from softmaxima.core.public import public
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers, sizes

@@ -463,7 +463,7 @@ class MeshRanks:
         return all(ranks.is_alone for ranks in self.axes)
 
     def agree(self, name: str, same: Mapping[str, str]) -> None:
-        """Raises RanksError on all where `same` is not the same on them; only some may find out that there is something to say."""
+        """Raises RanksError on all where `same` differs among them; one that has nothing to say is waited for until the timeout."""
         for ranks in self.axes:
             ranks.agree(name, 0, same)
 
@@ -489,7 +489,7 @@ def reads_values(ranks: AnyRanks, x: Tensor) -> TypeGuard[Ranks]:
 
 
 def reads_labels(ranks: AnyRanks, labels: Tensor) -> bool:
-    """Whether it is looked up which rows count, of labels that all ranks have: not where a compiler looks on, or a GPU would wait."""
+    """Whether it is looked up which rows count: not where a compiler looks on, or a GPU would wait."""
     return is_concrete(labels) and not (ranks.is_alone and ranks.size > 1)
 
 
