@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
-from softmaxima.core.routing import has_kernel, kernels
+from softmaxima.core.routing import has_kernel, is_native, kernels
 from softmaxima.core.rows import FEW, largest_scores, row_maximum
 from softmaxima.kernels.native import Kernel
 
@@ -167,8 +167,8 @@ NARROW = 16  # scores of a row, the largest, among which its support is looked f
 def thresholded(
     solve: Callable[..., Tensor], regulariser: Callable[..., Tensor] | None = None, kernel: Kernel | None = None
 ) -> Blocks:
-    """A map that is 0 below a threshold, of `solve(z, **params)` or, where that takes them, of the map's kernel: its state are the
-    scores that can be in the support.
+    """A map that is 0 below a threshold, of `solve(z, **params)` or, on the CPU, of the map's kernel: its state are the scores that
+    can be in the support.
 
     A score that is not in the support of a part is in that of no whole, for more scores only raise the threshold. So a state is no
     larger than the largest support among its rows.
@@ -176,7 +176,7 @@ def thresholded(
 
     def probabilities(x: Tensor, tau: float | Tensor, params: dict[str, Any]) -> Tensor:
         z = (x - row_maximum(x)) / tau
-        if z.numel() and has_kernel(kernel, z) and (theta := kernel.theta(*params.values())) is not None:
+        if z.numel() and is_native(z) and has_kernel(kernel, z) and (theta := kernel.theta(*params.values())) is not None:
             return kernels(z).forward(kernel, z, 1.0, None, theta)
         return solve(z, **params)
 

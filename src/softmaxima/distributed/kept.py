@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 
 def save(ctx: Any, *values: Any) -> None:
     """Keeps values for `saved`: tensors by autograd, alone or in tuples, lists and dicts, and anything else as it is."""
-    leaves, ctx.tree = pytree.tree_flatten(values)
-    ctx.others = [(not isinstance(leaf, Tensor), None if isinstance(leaf, Tensor) else leaf) for leaf in leaves]
-    ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+    tensors: list[Tensor] = []
+    ctx.values = _each(values, lambda value: tensors.append(value) or _SAVED if isinstance(value, Tensor) else value)
+    ctx.save_for_backward(*tensors)
 
 
 def saved(ctx: Any) -> Any:
     """The values that were kept, once in a backward pass: what a checkpoint computes again, it computes for one reading."""
     tensors = iter(ctx.saved_tensors)
-    return pytree.tree_unflatten([other if is_other else next(tensors) for is_other, other in ctx.others], ctx.tree)
+    return _each(ctx.values, lambda value: next(tensors) if value is _SAVED else value)
+
+
+_SAVED = object()  # in the place of a tensor
+
+
+def _each(values: Any, of: Callable[[Any], Any]) -> Any:
+    """The same with what `of` makes of each value in tuples, lists and dicts, in less time than by torch's pytrees."""
+    if isinstance(values, dict):
+        return {key: _each(value, of) for key, value in values.items()}
+    if isinstance(values, (tuple, list)):
+        made = [_each(value, of) for value in values]
+        return values._make(made) if hasattr(values, "_make") else type(values)(made)  # type: ignore[attr-defined]
+    return of(values)
 
 
 def once(name: str, instead: str) -> None:
