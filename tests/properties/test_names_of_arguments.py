@@ -68,6 +68,33 @@ def callables() -> Iterator[tuple[str, Any]]:
 CALLABLES = dict(callables())
 
 
+def methods() -> Iterator[tuple[str, Any]]:
+    """Public methods, what is called and constructors, of every class that people hold; inherited ones too."""
+    for room in ROOMS:
+        module = importlib.import_module(f"softmaxima.{room}")
+        for made in [getattr(module, name) for name in module.__all__]:
+            if not inspect.isclass(made) or issubclass(made, (tuple, Exception)):
+                continue
+            concrete = type(made.__name__, (made,), {})
+            concrete.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+            bare = object.__new__(concrete)
+            for owner in made.__mro__:
+                for name, found in vars(owner).items() if owner.__module__.startswith("softmaxima.") else ():
+                    if name in (
+                        "propagate",
+                        "collect",
+                        "edge_updater",
+                        "edge_collect",
+                    ):  # which torch_geometric writes when a layer is made
+                        continue
+                    is_method = inspect.isfunction(found) or isinstance(found, (classmethod, staticmethod))
+                    if is_method and (name[0] != "_" or (name in ("__init__", "__call__") and made.__name__ not in RESULTS)):
+                        yield f"{room}.{made.__name__}.{name}", getattr(bare, name)
+
+
+METHODS = dict(methods())
+
+
 def slips(name: str) -> list[str]:
     """The name with two neighbours exchanged."""
     return [name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in range(len(name) - 1) if name[i] != name[i + 1]]
@@ -94,6 +121,27 @@ def test_what_must_be_given_is_named(called: str):
     if needed:
         with pytest.raises(TypeError, match=rf"^[\w.]+: {' and '.join(needed)} must be given; it takes: "):
             CALLABLES[called]()
+
+
+@pytest.mark.parametrize("made", sorted({name.rpartition(".")[0] for name in METHODS}))
+def test_methods_name_unknown_missing_and_surplus_arguments(made: str):
+    for called, method in METHODS.items():
+        if called.rpartition(".")[0] == made:
+            known = arguments(method)
+            parameters = inspect.signature(method).parameters.values()
+            places = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+            needed = [each.name for each in known if each.default is each.empty]
+            if all(each.kind is not each.VAR_KEYWORD for each in parameters):  # which tell of them themselves
+                with pytest.raises(TypeError, match=r"^[\w.]+: unknown argument '_nonsense'"):
+                    method(**dict.fromkeys(needed, 0), _nonsense=1)
+            with pytest.raises(TypeError, match=r"^[\w.]+: (takes .* got 7 beyond them|arguments .*must be named, got 7)"):
+                method(*[0] * len(places), 7)
+            for wrong, own in [(slip, each.name) for each in known for slip in slips(each.name)]:
+                with pytest.raises(TypeError, match=rf"^[\w.]+: unknown argument '{wrong}'; did you mean '{own}'"):
+                    method(**{wrong: 1})
+            if needed:
+                with pytest.raises(TypeError, match=rf"^[\w.]+: {' and '.join(needed)} must be given; it takes: "):
+                    method()
 
 
 @pytest.mark.parametrize("option", OF_LOSSES)

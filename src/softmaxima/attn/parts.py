@@ -37,6 +37,7 @@ class AttentionPart:
     scores: Part  # [..., L, n]
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class AttentionInParts:
     """Queries, with a map, that attend to keys in parts; `attention_in_parts` makes one.

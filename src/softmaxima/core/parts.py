@@ -38,6 +38,7 @@ from softmaxima.kernels.native import zeros
 AnyState = TypeVar("AnyState", bound=tuple)
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class InParts:
     """A map, with τ and its parameters, over rows in parts; `in_parts` makes one.

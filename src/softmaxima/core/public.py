@@ -99,15 +99,34 @@ def meant(got: str, every: Sequence[str]) -> str:
 
 
 def public(what: Public) -> Public:
-    """A function that tells such arguments, or a class whose constructor and calls do."""
-    room = what.__module__.removeprefix("softmaxima.").partition(".")[0]
-    prefix = f"{room}." if room in ("dask", "distributed") else ""  # whose names are those of other rooms
+    """A function that tells such arguments, or a class whose constructor, calls and public methods do, inherited ones too."""
     if not inspect.isclass(what):
-        return telling(what, lambda first: prefix + what.__name__)
-    for method in ("__init__", "__call__", "forward"):
-        if method in vars(what):
-            setattr(what, method, telling(vars(what)[method], lambda made: prefix + type(made).__name__, skipped=1))
+        name = _name(what)
+        return telling(what, lambda first: name)
+    for owner in what.__mro__:
+        for method, found in [*vars(owner).items()] if owner.__module__.startswith("softmaxima.") else ():
+            kind = type(found) if isinstance(found, (classmethod, staticmethod)) else None
+            function = found.__func__ if kind else found
+            if not inspect.isfunction(function) or "tells" in vars(function) or (method[0] == "_" and method not in _CALLS):
+                continue
+            after = "" if method in _CALLS or method == "forward" else f".{method}"
+            told = telling(function, functools.partial(_name_of, owner, kind, after), skipped=int(kind is not staticmethod))
+            setattr(owner, method, kind(told) if kind else told)
     return what  # type: ignore[return-value]
+
+
+_CALLS = ("__init__", "__call__")
+
+
+def _name(what: Any) -> str:
+    """What it is called: in some rooms the names are those of other rooms."""
+    room = what.__module__.removeprefix("softmaxima.").partition(".")[0]
+    return f"{room}." * (room in ("dask", "distributed")) + what.__name__
+
+
+def _name_of(owner: type, kind: type | None, after: str, first: Any) -> str:
+    """What a method is called that is given `first`: an object, its class, or of a static method an argument."""
+    return _name(owner if kind is staticmethod else first if kind else type(first)) + after
 
 
 def telling(function: Any, name: Callable[[Any], str], skipped: int = 0) -> Any:
@@ -158,6 +177,7 @@ def make(_function, _error, _add, _optional):
     found: Any = functools.wraps(function)(made["make"](function, error, add_names, optional))
     found.__defaults__ = tuple(_default(p) for p in places[skipped:])
     found.__kwdefaults__ = {p.name: _default(p) for p in named}
+    found.tells = True
     return found
 
 

@@ -26,6 +26,7 @@ MOST = 2**53  # scores of a client
 TINY = 2.0**-1060  # a term far below the maximum, whose low bits float64 has not
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class Summary:
     """What one client tells. It is sent by whatever sends: as JSON, or as a pickle to those who may run programs of its sender.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +21,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 from softmaxima.core.contract import AnyMap
-from softmaxima.core.public import add_names
+from softmaxima.core.public import add_names, public
 from softmaxima.graph.neighbours import NotScripted, first_numbers, held_map, over_neighbours, restore, said_map, segments_of
 from softmaxima.maps import MapModule
 
@@ -46,11 +46,10 @@ def _with_map(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     # Without the module's name, as compilers look names up in the module that has it.
     globals_of = {name: value for name, value in method.__globals__.items() if name != "__name__"}  # type: ignore[attr-defined]
     own = FunctionType(code, {**globals_of, "softmax": _map}, method.__name__, method.__defaults__, method.__closure__)  # type: ignore[attr-defined]
-    size = code.co_varnames[code.co_argcount - 1]
 
     @functools.wraps(method)
-    def with_map(self: Any, **named: Any) -> Tensor:
-        return own(self, **{**named, size: _Size(named[size], self)})
+    def with_map(self: Any, *others: Any) -> Tensor:  # all of them in their places, as `public` hands them on
+        return own(self, *others[:-1], _Size(others[-1], self))
 
     return with_map
 
@@ -90,13 +89,26 @@ def _of_edges(method: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def _constructor(parent: type[pyg.MessagePassing]) -> Any:
+    """That of the layer of torch_geometric, which takes a map too."""
+
+    def constructor(self: Any, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
+        self._make(options, map, more)
+
+    known = inspect.signature(parent.__init__)
+    own = [inspect.signature(constructor).parameters["map"], *known.parameters.values()]
+    constructor.__signature__ = known.replace(parameters=sorted(own, key=lambda each: each.kind))  # type: ignore[attr-defined]
+    constructor.__name__ = "__init__"
+    return constructor
+
+
 class _MapConv(NotScripted, pyg.MessagePassing):
     """What layers with a map have beside what their parents have."""
 
     _parent: ClassVar[type[pyg.MessagePassing]]
     _attends: ClassVar[str]  # the method that calls softmax
 
-    def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
+    def _make(self, options: Sequence[Any], map: AnyMap | MapModule, more: Mapping[str, Any]) -> None:
         _check_calls_softmax(type(self).__name__, getattr(self._parent, self._attends))
         known = _options(self._parent)
         try:
@@ -118,6 +130,7 @@ class _MapConv(NotScripted, pyg.MessagePassing):
         return f"{super().__repr__()[:-1]}, map={said_map(self.map)})"
 
 
+@public
 class MapGATConv(_MapConv, pyg.GATConv):
     """`torch_geometric.nn.GATConv` with any map as its attention: sparse ones leave neighbours out.
 
@@ -143,9 +156,11 @@ class MapGATConv(_MapConv, pyg.GATConv):
 
     _parent, _attends = pyg.GATConv, "edge_update"
     edge_update = _with_map(pyg.GATConv.edge_update)
+    __init__ = _constructor(pyg.GATConv)
     forward = _of_edges(pyg.GATConv.forward)
 
 
+@public
 class MapGATv2Conv(_MapConv, pyg.GATv2Conv):
     """`torch_geometric.nn.GATv2Conv` with any map as its attention. Arguments, errors and cost as for `MapGATConv`.
 
@@ -159,9 +174,11 @@ class MapGATv2Conv(_MapConv, pyg.GATv2Conv):
 
     _parent, _attends = pyg.GATv2Conv, "edge_update"
     edge_update = _with_map(pyg.GATv2Conv.edge_update)
+    __init__ = _constructor(pyg.GATv2Conv)
     forward = _of_edges(pyg.GATv2Conv.forward)
 
 
+@public
 class MapTransformerConv(_MapConv, pyg.TransformerConv):
     """`torch_geometric.nn.TransformerConv` with any map as its attention. Arguments, errors and cost as for `MapGATConv`.
 
@@ -175,4 +192,5 @@ class MapTransformerConv(_MapConv, pyg.TransformerConv):
 
     _parent, _attends = pyg.TransformerConv, "message"
     message = _with_map(pyg.TransformerConv.message)
+    __init__ = _constructor(pyg.TransformerConv)
     forward = _of_edges(pyg.TransformerConv.forward)

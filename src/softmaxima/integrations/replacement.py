@@ -38,6 +38,7 @@ CALLED = re.compile("attention|attn", re.IGNORECASE)
 DEPTH = 4  # of functions that call functions, in which these names are looked for
 
 
+@public
 @dataclass(frozen=True)
 class AttentionReplacement:
     """What `replace_attention` did, by the names of modules.

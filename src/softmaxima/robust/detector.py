@@ -51,6 +51,7 @@ def _rows(name: str, x: Any, dim: Any) -> Tensor:
     return scores.movedim(axis, -1) if scores.ndim else scores.reshape(1)
 
 
+@public
 @dataclass(frozen=True)
 class Detector:
     """Suspects rows whose statistic, in float64, is below a threshold. Made by `fit_detector`, or with a threshold of one's own.

@@ -24,6 +24,7 @@ from softmaxima.temperature.reliability import Reliability, check_single, classe
 EPS = float(np.finfo(np.float64).eps)
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class TemperatureCalibration:
     """The temperature of least log loss. Called with logits it gives probabilities, softmax(x/τ).
@@ -75,6 +76,7 @@ class TemperatureCalibration:
         return {"temperature": self.temperature}
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class ScalingCalibration:
     """Factors of least log loss. Called with logits it gives probabilities, softmax(W x̃ + a), x̃ being x less its row's mean.

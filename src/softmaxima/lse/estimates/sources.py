@@ -274,6 +274,7 @@ def _row_numbers(faiss: Any, lists: Any, cell: int) -> np.ndarray:
     return faiss.rev_swig_ptr(lists.get_ids(cell), size).astype(np.int64) if size else np.empty(0, np.int64)
 
 
+@public
 class InnerProduct:
     """The scores `x_i = ⟨W_i, h⟩` of the rows of a table, as a source for `estimate`; they are computed where they are read.
 
