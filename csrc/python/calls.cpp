@@ -258,7 +258,8 @@ bool is_kept(const Memory& scores) { return scores.dtype < 2 || is(PyObject_Call
 // Scores that a kernel takes as they are, along their last axis and over this τ.
 bool read_scores(PyObject* x, PyObject* dim, PyObject* tau, Memory& scores, double& number) {
     if (!PyLong_CheckExact(dim) || !PyFloat_CheckExact(tau) || !scores.read(x)) return false;
-    const int64_t axis = PyLong_AsLongLong(dim);
+    int64_t axis;
+    if (!integer(Py_NewRef(dim), axis)) return false;
     number = PyFloat_AsDouble(tau);
     return number >= DBL_MIN && number <= DBL_MAX && (axis == -1 || axis == scores.ndim - 1) && is_kept(scores);
 }

@@ -85,4 +85,12 @@ def hessian_vector_product(loss: Callable[[Tensor], Tensor], x: Array, v: Array)
             f"{name}: x and v must have one shape and dtype, got {tuple(point.shape)} {point.dtype} and "
             f"{tuple(direction.shape)} {direction.dtype}"
         )
-    return like_input(torch.func.jvp(torch.func.grad(loss), (point,), (direction,))[1], x)
+
+    def number(z: Tensor) -> Tensor:
+        value: Any = loss(z)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"{name}: loss must return a tensor of one number, got {got}; take its .sum() or .mean()")
+        return value
+
+    return like_input(torch.func.jvp(torch.func.grad(number), (point,), (direction,))[1], x)

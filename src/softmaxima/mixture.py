@@ -85,7 +85,7 @@ class MixtureOfMaps(nn.Module):
             got = f"{maps!r}" if isinstance(maps, (str, Sequence)) else described(maps, what)
             raise TypeError(f'{name}: maps must be {what}, got {got}; give ["softmax", "sparsemax"] for instance')
         self.dim = check_axis(name, dim)
-        if gate not in GATES and isinstance(gate, str) and gate in MAPS:
+        if isinstance(gate, str) and gate not in GATES and gate in MAPS:
             raise ValueError(f"{name}: gate must be one of {', '.join(GATES)}, got the map {gate!r}; it is for `maps`")
         self.gate = check_choice(name, "gate", gate, tuple(GATES))
         held = held_value(name, "gate_temperature", gate_temperature, *TEMPERATURE)

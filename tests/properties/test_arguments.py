@@ -297,6 +297,34 @@ def test_numpy_numbers_do_what_python_numbers_do(name: str, function: Any, param
         assert equal(result(number), expected)
 
 
+OTHERS = {
+    "a list": [1.0, 2.0],
+    "a dict": {"a": 1},
+    "an object": object(),
+    "a large int": 2**70,
+    "a larger int": -(10**400),
+    "dates": np.array(["2020-01-01"] * 3, dtype="M8[D]"),
+    "objects": np.array([1, "a", None], dtype=object),
+    "words": np.array([["a", "b", "c"]] * 2),
+    "complex numbers": torch.ones(2, 3, dtype=torch.complex64),
+    "a sparse tensor": torch.ones(2, 3).to_sparse(),
+    "nothing": (),
+    "a dtype": torch.int32,
+}
+
+
+@pytest.mark.parametrize(("name", "function"), [pair for pair in functions() if pair[0] not in ("matrix_logsumexp", "jacobian")])
+def test_whatever_is_passed_is_taken_or_refused_in_one_sentence(name: str, function: Any):
+    said = []
+    for what, parameter in signature(name, function).parameters.items():
+        for kind, value in OTHERS.items() if parameter.kind is not parameter.VAR_KEYWORD and what[0] != "_" else ():
+            try:
+                function(**arguments(name, function, what) | {what: value})
+            except (TypeError, ValueError, IndexError) as error:
+                said.append((what, kind, str(error)))
+    assert not [each for each in said if not re.match(r"^[\w.]+: [^\n]+$", each[-1])]
+
+
 # Names of arguments --------------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from softmaxima.attn.arguments import Request, check_request
 from softmaxima.attn.products import pairwise, weighted
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, check_device, like_input
-from softmaxima.core.numbers import check_flag
+from softmaxima.core.numbers import check_flag, check_int
 from softmaxima.core.public import public
 from softmaxima.core.tracing import is_recorded, is_traced, may_differentiate, transforming
 
@@ -77,7 +77,7 @@ def linear_attention(
     tensor([[1.6653]])
     """
     wants_state = check_flag(NAME, "return_state", return_state)
-    if order != 2:
+    if check_int(NAME, "order", order) != 2:
         raise ValueError(f"{NAME}: order must be 2, got {order!r}; attention with map='taylor_softmax' takes any even order")
     request = check_request(
         NAME,

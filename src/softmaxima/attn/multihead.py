@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from softmaxima.attn.arguments import OPTIONS, Visible, check_request, check_window, of_module, with_params
 from softmaxima.attn.attention import attend
-from softmaxima.core.arguments import check_tensor
+from softmaxima.core.arguments import check_place, check_tensor
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_count, check_flag, check_number
@@ -75,14 +75,19 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         alibi_slopes: Tensor | None = None,
         **params: Any,
     ) -> None:
-        for what, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
-            if value is not None:
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "kdim": kdim, "vdim": vdim}
+        for what, value in sizes.items():
+            if value is not None or what in ("embed_dim", "num_heads"):
                 check_count(NAME, what, value, 1)
+        flags = {"bias": bias, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
+        for what, value in flags.items():
+            check_flag(NAME, what, value)
+        place = check_place(NAME, device, dtype)
         dropout = check_number(NAME, "dropout", dropout, lambda p: 0 <= p <= 1, "between 0 and 1")
         if embed_dim % num_heads:
             raise ValueError(f"{NAME}: num_heads must divide embed_dim, got {num_heads} and {embed_dim}")
         super().__init__(
-            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, **place
         )  # fmt: skip
         if alibi_slopes is not None and (add_bias_kv or add_zero_attn):
             raise ValueError(

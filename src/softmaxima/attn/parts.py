@@ -180,7 +180,7 @@ def attention_in_parts(
     }  # fmt: skip
     given = as_scores(NAME, query, "query")
     no_graph("query", given, NAME)
-    nothing, own = given[..., :0, :], {"temperature": temperature, "params": params}
+    nothing, own = given[..., :0, :] if given.ndim > 1 else given, {"temperature": temperature, "params": params}
     request = check_request(NAME, given, nothing, nothing, map=map, **own, **options)
     if request.map.blocks is None:
         raise ValueError(f"{NAME}: {request.map.name} does not say how it works on parts; give its Map `blocks`")

@@ -25,7 +25,7 @@ What differs from 1.3 is what its documentation promises but 1.3 does not do, an
 - A mean over no target at all, every row ignored, is NaN with a zero gradient, in 1.3, in torch and here.
 
 Wrong arguments raise ValueError, TypeError or IndexError with a reason, also where 1.3 has an assertion, and where it returns
-something: for integers as scores, α ≤ 0, α < 1 in normmax, a negative budget.
+something: for α ≤ 0, α < 1 in normmax, a negative budget.
 
 >>> import torch
 >>> import softmaxima.compat.entmax as entmax
@@ -49,7 +49,7 @@ from torch import Tensor, nn
 
 from softmaxima import losses as _losses
 from softmaxima import maps as _maps
-from softmaxima.core.arguments import as_scores, check_dim, like_input
+from softmaxima.core.arguments import as_map_scores, as_scores, check_dim, like_input
 from softmaxima.core.contract import Map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.numbers import check_axis, check_choice, check_count, check_int
@@ -101,7 +101,7 @@ def _check_count(name: str, what: str, count: Any) -> None:
 
 def _in_float64(name: str, map: Map, X: Any, dim: int, **params: Any) -> Any:
     """The map in float64, whatever the dtype: what rounds to 0 or 1 in a narrower one still has its gradient."""
-    scores = as_scores(name, X)
+    scores = as_map_scores(name, X)
     check_params(map, params, scores if scores.ndim else scores.reshape(1), check_dim(name, dim, scores.ndim), name)
     return like_input(map(scores.double(), dim, **params).to(scores.dtype), X)
 

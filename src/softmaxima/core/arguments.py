@@ -105,9 +105,9 @@ def as_dtype(name: str, x: Any, dtype: DType) -> Any:
     if not isinstance(dtype, torch.dtype):
         try:
             dtype = torch.from_numpy(np.empty(0, np.dtype(dtype))).dtype
-        except TypeError:
+        except (TypeError, ValueError, OverflowError):
             raise TypeError(
-                f"{name}: dtype must be float64, float32, bfloat16 or float16, got {dtype!r}; pass torch.float32"
+                f"{name}: dtype must be float64, float32, bfloat16 or float16, got {described(dtype, 'torch.float32')}"
             ) from None
     if dtype not in COMPUTE_DTYPE or (is_array and dtype == torch.bfloat16):
         choices = "float64, float32 or float16 for arrays" if is_array else "float64, float32, bfloat16 or float16"
@@ -158,7 +158,23 @@ def check_tensor(name: str, what: str, x: Any) -> Tensor:
     """The tensor, where arrays have no place."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: {what} must be a torch.Tensor, got {type(x).__name__}; call torch.as_tensor({what})")
+    if x.layout not in (torch.strided, torch.jagged):
+        raise TypeError(f"{name}: {what} must be a dense tensor, got one of layout {x.layout}; call .to_dense()")
     return x
+
+
+def check_place(name: str, device: Any, dtype: Any) -> dict[str, Any]:
+    """What parameters are made with: a device that torch has here and a dtype that heads take, torch's default ones of None."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE_DTYPE:
+        got = f"{dtype}; pass torch.float32" if isinstance(dtype, torch.dtype) else described(dtype, "torch.float32")
+        raise TypeError(f"{name}: dtype must be float64, float32, bfloat16 or float16, got {got}")
+    try:
+        return {"device": torch.empty(0, device=device).device, "dtype": dtype}
+    except (TypeError, ValueError, RuntimeError, AssertionError):  # the last of a device that torch was not built for
+        is_name = isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
+        got = f"{str(device)!r}; give 'cpu'" if is_name else described(device, "'cpu'")
+        raise (ValueError if is_name else TypeError)(f"{name}: device must be one that torch has here, got {got}") from None
 
 
 def check_dim(name: str, dim: Any, ndim: int) -> int:

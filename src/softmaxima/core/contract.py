@@ -24,7 +24,7 @@ from softmaxima.core.arguments import Array, DType, check_value
 from softmaxima.core.blocks import Blocks
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Jacobian, jacobian_of
-from softmaxima.core.numbers import check_int, check_number, nearest
+from softmaxima.core.numbers import MOST, check_int, check_number, nearest, shown
 from softmaxima.core.public import public, unknown_argument
 from softmaxima.core.recorded import remember
 from softmaxima.core.tracing import constant
@@ -64,9 +64,11 @@ class Parameter:
         if self.kind is float:
             return constant(check_number(name, self.name, value, self.valid, self.domain))  # as kernels have it
         if self.kind is int:
+            if type(value) is int and value > MOST:
+                value = MOST
             return check_int(name, self.name, value, self.valid, self.domain)
         if not isinstance(value, self.kind) or not self.valid(value):
-            raise ValueError(f"{name}: {self.name} must be {self.domain}, got {value!r}")
+            raise ValueError(f"{name}: {self.name} must be {self.domain}, got {shown(value)}")
         return value
 
     def held(self, name: str, value: Any) -> Any:

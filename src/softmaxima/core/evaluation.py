@@ -23,7 +23,7 @@ from softmaxima.core.arguments import (
 from softmaxima.core.autograd import apply, apply_plain
 from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
 from softmaxima.core.jacobian import Jacobian
-from softmaxima.core.numbers import as_number
+from softmaxima.core.numbers import MOST, as_number
 from softmaxima.core.recorded import record
 from softmaxima.core.rowwise import arguments_of, jacobian, named
 from softmaxima.core.tracing import is_recorded
@@ -68,8 +68,8 @@ def plain_numbers(map: Map, params: Mapping[str, Any]) -> tuple[Any, ...] | None
     values: tuple[Any, ...] = ()
     for parameter in map.params:
         value = params.get(parameter.name)  # None for one of another name
-        if type(value) is int and parameter.kind is float:
-            value = as_number(value)
+        if type(value) is int:
+            value = as_number(value) if parameter.kind is float else min(value, MOST)
         if type(value) is not parameter.kind is not object or not parameter.valid(value):
             return None
         values += (value,)

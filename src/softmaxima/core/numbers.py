@@ -139,6 +139,8 @@ def check_int(name: str, what: str, value: Any, valid: Callable[[int], Any] = la
             number = operator.index(value)
         except (TypeError, ValueError):  # an array or a tensor of floating point, or of more than one number
             raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}") from None
+    if not -(2**63) <= number < 2**64:  # beyond 4300 digits Python does not write them either
+        raise InputError.of_argument(name, what, f"must be {domain}, got one of {number.bit_length()} bits; pass one of at most 63")
     if not valid(number):
         raise InputError.of_argument(name, what, f"must be {domain}, got {number}")
     return number
@@ -147,7 +149,7 @@ def check_int(name: str, what: str, value: Any, valid: Callable[[int], Any] = la
 def check_choice(name: str, what: str, value: Any, choices: Sequence[str]) -> str:
     """One of several names."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}: {what} must be one of {', '.join(choices)}, got {value!r}{nearest(value, choices)}")
+        raise ValueError(f"{name}: {what} must be one of {', '.join(choices)}, got {shown(value)}{nearest(value, choices)}")
     return value
 
 
@@ -189,6 +191,12 @@ def nearest(name: Any, choices: Iterable[str]) -> str:
     return f"; did you mean {spelled[found[0]]!r}?" if found else ""
 
 
+def shown(value: Any) -> str:
+    """What arrived, in a sentence: of what takes lines to write, the type."""
+    written = "" if isinstance(value, _loaded("torch", "Tensor")) else repr(value)
+    return written if 0 < len(written) < 100 and "\n" not in written else f"a {type(value).__name__}"
+
+
 def described(value: Any, wanted: str = "a number") -> str:
     """What arrived, where it is of the wrong kind, and what to pass."""
     if isinstance(value, str):
@@ -227,6 +235,7 @@ def check_flag(name: str, what: str, value: Any) -> bool:
     return bool(value)
 
 
+MOST = 2**53  # that kernels count to, and more than there is of anything
 SMALLEST_TEMPERATURE = sys.float_info.min  # below it 1/τ is beyond double
 # (valid, domain) of a temperature.
 TEMPERATURE: tuple[Callable[[Any], Any], str] = (

@@ -104,7 +104,8 @@ def chunked_loss(
     tau, early = check_per_row(name, "temperature", stand_in(name, "temperature", temperature), like, axis, *TEMPERATURE), {}
     for what, value in own.items():
         is_array = isinstance(value, (Array, np.ndarray))
-        early[what] = check_per_row(name, what, stand_in(name, what, value), like, axis, *A_NUMBER) if is_array else value
+        stands = stand_in(name, what, value) if is_array else value
+        early[what] = check_per_row(name, what, stands, like, axis, *A_NUMBER) if is_array or isinstance(value, Tensor) else value
     moved = {key: moved_last(value, axis) for key, value in early.items() if not isinstance(own[key], Array)}
     rows = of.bound(moved_last(tau, axis), moved).rows
     beside = {

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor import empty as empty_dtensor
 
-from softmaxima.core.arguments import as_tensor, like_input, scale_domain
+from softmaxima.core.arguments import as_tensor, check_place, like_input, scale_domain
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.modules import OptionsModule, WithOptions, held_value
 from softmaxima.core.numbers import check_count, check_flag
@@ -24,7 +24,7 @@ from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.maps import shared_map
 from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of
 from softmaxima.distributed.sampled import as_same_rows, as_sampled
-from softmaxima.heads.arguments import check_options, check_place
+from softmaxima.heads.arguments import check_options
 from softmaxima.heads.exact import all_scores, best_scores
 from softmaxima.heads.labelled import Rows, as_rows
 from softmaxima.heads.margin_softmax import KINDS, as_cosine_rows, check_margin

@@ -21,6 +21,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 from softmaxima.core.contract import AnyMap
+from softmaxima.core.numbers import check_count, check_flag, check_int
 from softmaxima.core.public import add_names, public
 from softmaxima.graph.neighbours import NotScripted, first_numbers, held_map, over_neighbours, restore, said_map, segments_of
 from softmaxima.maps import MapModule
@@ -102,6 +103,20 @@ def _constructor(parent: type[pyg.MessagePassing]) -> Any:
     return constructor
 
 
+def _check(name: str, parent: type[pyg.MessagePassing], options: Sequence[Any]) -> None:
+    """What torch_geometric does not: that counts and flags are some."""
+    for parameter, value in zip([*inspect.signature(parent.__init__).parameters.values()][1:], options, strict=False):
+        what = parameter.name
+        if parameter.annotation is bool:
+            check_flag(name, what, value)
+        elif parameter.annotation is int:
+            check_count(name, what, value)
+        elif what == "in_channels" or (what == "edge_dim" and value is not None):
+            is_pair = what == "in_channels" and isinstance(value, (tuple, list)) and len(value) == 2
+            for each in value if is_pair else (value,):
+                check_int(name, what, each, lambda count: count >= -1, "an int, -1 for that of the first call")
+
+
 class _MapConv(NotScripted, pyg.MessagePassing):
     """What layers with a map have beside what their parents have."""
 
@@ -110,6 +125,7 @@ class _MapConv(NotScripted, pyg.MessagePassing):
 
     def _make(self, options: Sequence[Any], map: AnyMap | MapModule, more: Mapping[str, Any]) -> None:
         _check_calls_softmax(type(self).__name__, getattr(self._parent, self._attends))
+        _check(type(self).__name__, self._parent, options)
         known = _options(self._parent)
         try:
             held = held_map(type(self).__name__, map, {name: value for name, value in more.items() if name not in known})

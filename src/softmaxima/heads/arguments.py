@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device
-from softmaxima.core.numbers import described
+from softmaxima.core.arguments import as_scores, as_tensor, check_device
 from softmaxima.core.public import unknown_argument
 from softmaxima.core.tracing import sizes
 from softmaxima.losses._classification import check_labels
@@ -82,17 +81,3 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
     known = sorted(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     for unknown in options.keys() - known:
         raise unknown_argument(name, unknown, known)
-
-
-def check_place(name: str, device: Any, dtype: Any) -> dict[str, Any]:
-    """What parameters are made with: a device that torch has here and a dtype that heads take, torch's default ones of None."""
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE_DTYPE:
-        got = f"{dtype}; pass torch.float32" if isinstance(dtype, torch.dtype) else described(dtype, "torch.float32")
-        raise TypeError(f"{name}: dtype must be float64, float32, bfloat16 or float16, got {got}")
-    try:
-        return {"device": torch.empty(0, device=device).device, "dtype": dtype}
-    except (TypeError, ValueError, RuntimeError, AssertionError):  # the last of a device that torch was not built for
-        is_name = isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
-        got = f"{str(device)!r}; give 'cpu'" if is_name else described(device, "'cpu'")
-        raise (ValueError if is_name else TypeError)(f"{name}: device must be one that torch has here, got {got}") from None

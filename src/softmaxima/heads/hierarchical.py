@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softmaxima.core.arguments import check_place
 from softmaxima.core.numbers import check_choice, check_count, check_flag
 from softmaxima.core.public import public
 from softmaxima.heads import tree_descent
-from softmaxima.heads.arguments import check_place
 from softmaxima.heads.factored import FactoredHead
 from softmaxima.heads.tree_paths import TABLES, Layer, path_losses, rows_of, tables
 from softmaxima.heads.trees import Tree, check_frequencies

@@ -16,6 +16,7 @@ from softmaxima.core.arguments import (
     as_tensor,
     broadcasts,
     check_device,
+    check_place,
     check_value,
     like_input,
     scale_domain,
@@ -31,7 +32,7 @@ from softmaxima.core.numbers import (
 )
 from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete, is_symbol, of_symbol, sizes
-from softmaxima.heads.arguments import as_rows_of, check_bias, check_hidden, check_options, check_place, check_weight
+from softmaxima.heads.arguments import as_rows_of, check_bias, check_hidden, check_options, check_weight
 from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate
 from softmaxima.heads.labelled import as_rows

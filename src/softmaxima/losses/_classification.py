@@ -396,7 +396,15 @@ def _of_labels(
 ) -> Tensor | None:
     """What `CALLS` makes of it; None of all that is not plain."""
     calls, kernel = native.CALLS, map.kernel
-    if calls is None or is_dynamo_compiling() or kernel is None or dim is not None or where is not None or empty != "nan":
+    if (
+        calls is None
+        or is_dynamo_compiling()
+        or kernel is None
+        or dim is not None
+        or where is not None
+        or not isinstance(empty, str)
+        or empty != "nan"
+    ):
         return None
     loss, of_map = (kernel.addresses.loss, None) if given is None else (native.given_address(given), kernel.addresses.forward)
     if not loss:

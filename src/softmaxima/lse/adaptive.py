@@ -18,7 +18,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.envelope import with_slope
-from softmaxima.core.numbers import check_number, check_positive, is_finite
+from softmaxima.core.numbers import check_number, check_positive, is_finite, shown
 from softmaxima.core.public import public
 from softmaxima.core.temperature import anchored
 from softmaxima.lse._scores import scores_last
@@ -87,14 +87,14 @@ def adaptive_logsumexp(
 def _gate(name: str, between: Any, around: Any, width: Any) -> Callable[[Tensor], Tensor]:
     """α of the entropy."""
     if (between is None) == (around is None):
-        raise ValueError(f"{name}: give exactly one of between and around, got between={between} and around={around}")
+        raise ValueError(f"{name}: give exactly one of between and around, got between={shown(between)} and around={shown(around)}")
+    width = check_positive(name, "width", width)
     if between is None:
-        width = check_positive(name, "width", width)
         theta = check_number(name, "around", around, is_finite, "a finite number")
         return lambda entropy: torch.sigmoid((theta - entropy) / width)
     numbers = tuple(between) if isinstance(between, (tuple, list)) else ()
     if len(numbers) != 2:
-        raise ValueError(f"{name}: between must be two numbers (θ₁, θ₂), got {between!r}")
+        raise ValueError(f"{name}: between must be two numbers (θ₁, θ₂), got {shown(between)}")
     low, high = (check_number(name, what, v, is_finite, "a finite number") for what, v in zip(ENDS, numbers, strict=True))
     if not 0 <= low < high:
         raise ValueError(f"{name}: between must be (θ₁, θ₂) with 0 ≤ θ₁ < θ₂, in nats, got {between!r}")

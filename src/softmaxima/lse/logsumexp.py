@@ -117,7 +117,13 @@ def logsumexp(
     >>> sm.logsumexp(torch.tensor([1.0, 2.0]), weights=torch.tensor([1.0, -1.0]), return_sign=True)
     (tensor(1.5413), tensor(-1.))
     """
-    plain = weights is None and return_sign is False and isinstance(keepdim, bool) and precision == "native"
+    plain = (
+        weights is None
+        and return_sign is False
+        and isinstance(keepdim, bool)
+        and isinstance(precision, str)
+        and precision == "native"
+    )
     if plain and is_plain(x, dim, temperature, where):
         if x.requires_grad and torch.is_grad_enabled():  # type: ignore[union-attr]
             value = fused(*_evaluations(temperature, None), x)  # type: ignore[arg-type]

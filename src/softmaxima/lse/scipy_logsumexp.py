@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor
-from softmaxima.core.numbers import check_flag
+from softmaxima.core.numbers import check_flag, described, shown
 from softmaxima.core.public import public
 from softmaxima.lse.logsumexp import logsumexp
 
@@ -48,15 +48,28 @@ def scipy_logsumexp(
         dtype = np.result_type(_array("a", a).dtype, _array("b", b).dtype)
         dtype = dtype if np.issubdtype(dtype, np.inexact) else np.dtype(np.float64)
         scores, weights = scores.astype(dtype, copy=False), weights.astype(dtype, copy=False)
-        scores = np.broadcast_to(scores, np.broadcast_shapes(scores.shape, weights.shape))
+        try:
+            shape = np.broadcast_shapes(scores.shape, weights.shape)
+        except ValueError:
+            raise ValueError(f"scipy_logsumexp: b must broadcast with a of shape {scores.shape}, got {weights.shape}") from None
+        scores = np.broadcast_to(scores, shape)
     axes = tuple(range(scores.ndim)) if axis is None else tuple(axis) if isinstance(axis, Sequence) else axis
     return logsumexp(scores, axes, weights=weights, keepdim=keepdims, return_sign=return_sign)
 
 
 def _array(what: str, value: Any) -> np.ndarray:
     """A tensor too; one that lies in memory otherwise than it reads is brought into order first."""
-    return np.asarray(as_tensor("scipy_logsumexp", what, value) if isinstance(value, Tensor) else value)
+    try:
+        array = np.asarray(as_tensor("scipy_logsumexp", what, value) if isinstance(value, Tensor) else value)
+    except ValueError:  # lists of several lengths
+        raise ValueError(f"scipy_logsumexp: {what} must be an array of numbers, got {shown(value)}; pad it with b=0") from None
+    if array.dtype.kind not in "biufcV":  # the last of bfloat16
+        raise TypeError(
+            f"scipy_logsumexp: {what} must be numbers, got {described(value, 'an array')} of NumPy dtype {array.dtype}; "
+            "call .astype(numpy.float64) where they are numbers"
+        )
+    return array
 
 
 def _floating(array: np.ndarray) -> np.ndarray:
-    return array if np.issubdtype(array.dtype, np.inexact) or array.dtype == object else array.astype(np.float64)
+    return array if np.issubdtype(array.dtype, np.inexact) else array.astype(np.float64)

@@ -26,7 +26,7 @@ from softmaxima.core.arguments import (
     rows_last,
 )
 from softmaxima.core.error_free import two_product, two_sum
-from softmaxima.core.numbers import as_number
+from softmaxima.core.numbers import as_number, check_int
 from softmaxima.core.temperature import quotient
 from softmaxima.core.tracing import is_concrete, transforming
 
@@ -217,7 +217,7 @@ def check_norm(name: str, norm: Any) -> float:
 def check_classes(name: str, target: Any, z: Tensor, what: str = "target") -> Tensor:
     """One class a row, int64 [...], each a place in its row."""
     if isinstance(target, int) and not isinstance(target, bool):
-        target = torch.full(z.shape[:-1], target, device=z.device)
+        target = torch.full(z.shape[:-1], check_int(name, what, target), device=z.device)
     classes = as_tensor(name, what, target)
     if classes.dtype in (torch.bool, torch.uint8) or classes.is_floating_point() or classes.is_complex():
         raise TypeError(f"{name}: {what} must be class numbers of an integer dtype, got {classes.dtype}; call .long()")

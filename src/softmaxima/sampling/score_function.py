@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import broadcasts
+from softmaxima.core.arguments import broadcasts, check_tensor
 from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, described, is_finite
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
@@ -58,6 +58,7 @@ def score_function(log_prob: Tensor, values: Tensor, *, baseline: str | float | 
         if not isinstance(v, Tensor) or not v.is_floating_point():
             got = v.dtype if isinstance(v, Tensor) else type(v).__name__
             raise TypeError(f"{name}: {what} must be a tensor of floating point, got {got}")
+        check_tensor(name, what, v)
     if log_prob.ndim == 0 or log_prob.shape[0] == 0 or log_prob.shape != values.shape:
         raise ValueError(
             f"{name}: log_prob and values must have one shape (samples, …), got {sizes(log_prob)} and {sizes(values)}; "
@@ -70,6 +71,8 @@ def score_function(log_prob: Tensor, values: Tensor, *, baseline: str | float | 
 def check_baseline(name: str, baseline: Any, samples: int) -> float | Tensor | None:
     """A constant, or None for leave-one-out."""
     if isinstance(baseline, Tensor):
+        if check_tensor(name, "baseline", baseline).is_complex() or baseline.dtype == torch.bool:
+            raise TypeError(f"{name}: baseline must be real, got {baseline.dtype}; take baseline.real or baseline.double()")
         return baseline.detach().double()
     if as_number(baseline) is not None:
         return check_number(name, "baseline", baseline, is_finite, f"{', '.join(BASELINES)}, a finite number or a tensor")

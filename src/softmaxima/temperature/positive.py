@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, broadcasts, check_value
+from softmaxima.core.arguments import COMPUTE_DTYPE, broadcasts, check_place, check_value
 from softmaxima.core.differentiable import differentiable
 from softmaxima.core.numbers import check_choice, check_count, check_number, described
 from softmaxima.core.public import public
@@ -192,16 +192,14 @@ class Positive(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in COMPUTE_DTYPE:
-            raise TypeError(f"{name}: dtype must be float64, float32, bfloat16 or float16, got {dtype}; pass torch.float32")
-        self.range = Range.of(name, minimum, maximum, parametrization, dtype)
-        value = self.range.check(name, "init", init, dtype)
+        place = check_place(name, device, dtype)
+        kind: torch.dtype = place["dtype"]
+        self.range = Range.of(name, minimum, maximum, parametrization, kind)
+        value = self.range.check(name, "init", init, kind)
         shape = check_shape(name, value.shape if shape is None else shape)
         if value.numel() != 1 and value.shape != shape:
             raise ValueError(f"{name}: init must be a number or of the shape {tuple(shape)}, got {tuple(value.shape)}")
-        place = check_place(name, device)
-        self.rho = nn.Parameter(self.range.rho(value, dtype).expand(shape).to(device=place, dtype=dtype, copy=True))
+        self.rho = nn.Parameter(self.range.rho(value, kind).expand(shape).to(**place, copy=True))
 
     def forward(self) -> Tensor:
         rho = self.rho
@@ -271,11 +269,3 @@ def check_shape(name: str, shape: Any) -> torch.Size:
     if isinstance(shape, (str, float)) or not hasattr(shape, "__iter__"):
         raise TypeError(f"{name}: shape must be a tuple of ints, got {described(shape, 'a tuple such as (8, 1, 1)')}")
     return torch.Size([check_count(name, f"shape[{axis}]", size, 0) for axis, size in enumerate(shape)])
-
-
-def check_place(name: str, device: Any) -> torch.device | None:
-    """A device that torch has."""
-    try:
-        return None if device is None else torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"{name}: device must be one of torch's, got {device!r}; pass 'cpu' or 'cuda'") from None

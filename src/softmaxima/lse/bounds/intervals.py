@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_device, check_values, like_input
-from softmaxima.core.numbers import check_count, check_number, check_positive
+from softmaxima.core.numbers import check_count, check_number, shown
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.tracing import is_eager
 from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsAtOnce, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 
+NARROWEST = 1e-6  # nats, of which a histogram has some 10⁸ bins
 LARGEST, WIDTH = 8, 0.1  # the defaults of gap_bounds and histogram_bounds
 TINIEST = 1e-307  # what an exponential that underflows, or nearly, may lack
 
@@ -186,7 +187,7 @@ def histogram_bounds(
     """An interval of at most `width` nats, but for rounding, from nothing but a histogram of the gaps.
 
     Bins are width/2 wide, up to gaps that weigh no more than width/2 together: `(2/width)·log(2n/width)` of them, and as many
-    exponentials, however long the row. Arguments, results and errors as for `basic_bounds`, with width > 0. Cost: two reads and
+    exponentials, however long the row. Arguments, results and errors as for `basic_bounds`, with width ≥ 1e-6. Cost: two reads and
     the counting, which is no less work than logsumexp itself.
 
     >>> import torch, softmaxima as sm
@@ -195,7 +196,9 @@ def histogram_bounds(
     >>> bool(interval.lower <= sm.logsumexp(x) <= interval.upper), bool(interval.width < 0.0101)
     (True, True)
     """
-    width = check_positive("histogram_bounds", "width", width)
+    width = check_number(
+        "histogram_bounds", "width", width, lambda nats: NARROWEST <= nats < math.inf, "from 1e-6 nats, and finite"
+    )
     return _one("histogram", read_rows("histogram_bounds", x, dim, temperature, where), width=width)
 
 
@@ -242,9 +245,9 @@ def bounds(
     >>> interval.lower_from, interval.upper_from
     (array(['basic', 'mean'], dtype='<U8'), array(['adaptive', 'basic'], dtype='<U8'))
     """
-    unknown = [name for name in among if name not in BOUNDS] if not isinstance(among, str) else [among]
-    if unknown or not among:
-        raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
+    named = isinstance(among, Sequence) and not isinstance(among, str) and all(isinstance(each, str) for each in among)
+    if not named or not among or {*among} - {*BOUNDS}:
+        raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {shown(among)}")
     rows = read_rows("bounds", x, dim, temperature, where)
     refuse_export("bounds", "values before it runs")
     check_values("bounds", "scores", rows.scores)  # that tell which of the bounds counts
@@ -254,10 +257,10 @@ def bounds(
     together = (torch.stack([torch.as_tensor(part, **like).expand_as(gaps.count) for part in each]) for each in parts)
     lower, upper = ends(gaps, *together)
     names, shape = np.array(among), rows.scores.shape[:-1]
-    named = lambda which: names[which.reshape(shape)] if shape else str(names[which.item()])
+    chosen = lambda which: names[which.reshape(shape)] if shape else str(names[which.item()])
     first_highest, first_lowest = lower.double().numpy(force=True).argmax(0), upper.double().numpy(force=True).argmin(0)
     interval = interval_of(rows, "", lower.amax(0), upper.amin(0))
-    return replace(interval, lower_from=named(first_highest), upper_from=named(first_lowest))
+    return replace(interval, lower_from=chosen(first_highest), upper_from=chosen(first_lowest))
 
 
 def interval_of(rows: GapsOfRows, name: str, lower: Tensor, upper: Tensor) -> Interval:

@@ -54,7 +54,7 @@ def open_scores(
     ...     scores.count, scores.dtype, [block.shape for block in scores.blocks(2)]
     (12, 'float32', [(10,)])
     """
-    if dtype is not None and dtype not in RAW_DTYPES:
+    if dtype is not None and (not isinstance(dtype, str) or dtype not in RAW_DTYPES):
         raise InputError(f"`dtype`: raw memory is of {', '.join(RAW_DTYPES)}; got {dtype!r}")
     if path == STANDARD_INPUT:
         if sys.stdin is None:
