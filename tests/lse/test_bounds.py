@@ -237,7 +237,7 @@ def test_wrong_use_raises_and_says_what_to_do():
         sm.gap_bounds(x, 0)
     with pytest.raises(ValueError, match="gap must be a finite number of at least 0, or None for log n, got -1"):
         sm.adaptive_bounds(x, -1)
-    with pytest.raises(ValueError, match="width must be a positive finite number, got 0"):
+    with pytest.raises(ValueError, match="width must be from 1e-6 nats, and finite, got 0"):
         sm.histogram_bounds(x, 0)
     with pytest.raises(ValueError, match=r"y must have the scores' shape \(2, 3\), got \(3,\)"):
         sm.lipschitz_bounds(x, x[0])

@@ -328,8 +328,8 @@ def test_of_a_state_it_is_one_for_each_row():
         ),
         (lambda: sm.Positive(1.0, maximum=math.inf), ValueError, "maximum must be from .*, got inf"),
         (lambda: sm.Positive(1.0, maximum=0.0), ValueError, "maximum must be from .*, got 0.0"),
-        (lambda: sm.Positive(device="foo"), ValueError, "device must be one of torch's, got 'foo'"),
-        (lambda: sm.Positive(device=1.5), ValueError, "device must be one of torch's, got 1.5"),
+        (lambda: sm.Positive(device="foo"), ValueError, "device must be one that torch has here, got 'foo'"),
+        (lambda: sm.Positive(device=1.5), TypeError, "device must be one that torch has here, got 1.5"),
         (lambda: sm.LayerwiseTemperature(1.0, -0.5, 3), ValueError, "ratio must be"),
         (
             lambda: sm.LayerwiseTemperature(1.0, 1e200, 3),

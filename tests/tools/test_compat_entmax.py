@@ -591,7 +591,6 @@ def test_shapes_and_strides(name: str):
         (lambda: ours.budget_bisect(X, -1), ValueError, "budget_bisect: budget must be at least 0 and finite, got -1.0"),
         (lambda: ours.budget_bisect(X, torch.ones(12)), ValueError, "budget must broadcast against scores of shape .*; (give|one)"),
         (lambda: ours.budget_bisect(X, dim=2), IndexError, "dim must be in"),
-        (lambda: ours.normmax_bisect(X.long()), TypeError, "scores must be float64"),
         (lambda: ours._sparsemax_threshold_and_support(X.long()), TypeError, "scores must be float64"),
         (lambda: ours.sparsemax_loss(X, TARGET - 100), IndexError, "target -100 is out of range for 7 classes"),
         (lambda: ours.normmax_bisect_loss(X, TARGET + 1), IndexError, "target 7 is out of range for 7 classes"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from softmaxima.core.dtensors import is_dtensor
-from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_number, described
+from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_number, described, shown
 from softmaxima.core.tracing import is_concrete, is_symbol, of_symbol, sizes
 
 Array = TypeVar("Array", Tensor, np.ndarray)
@@ -107,7 +107,7 @@ def as_dtype(name: str, x: Any, dtype: DType) -> Any:
             dtype = torch.from_numpy(np.empty(0, np.dtype(dtype))).dtype
         except (TypeError, ValueError, OverflowError):
             raise TypeError(
-                f"{name}: dtype must be float64, float32, bfloat16 or float16, got {described(dtype, 'torch.float32')}"
+                f"{name}: dtype must be float64, float32, bfloat16 or float16, got {shown(dtype)}; pass torch.float32"
             ) from None
     if dtype not in COMPUTE_DTYPE or (is_array and dtype == torch.bfloat16):
         choices = "float64, float32 or float16 for arrays" if is_array else "float64, float32, bfloat16 or float16"

@@ -131,6 +131,8 @@ def renyi_bounds(
     order = check_number(name, "order", order, lambda order: order >= 1, "a number of at least 1")
     rows = read_rows(name, x, dim, temperature, where)
     weights = check_device(name, "p", as_tensor(name, "p", p), rows.scores)
+    if weights.is_complex():
+        raise TypeError(f"{name}: p must be real, got {weights.dtype}; take p.real or p.abs()")
     try:
         weights = weights.detach().double().expand(rows.shape)
     except RuntimeError:
