@@ -354,7 +354,8 @@ def check_window(name: str, window: Any) -> tuple[int | None, int | None]:
     sides = window if isinstance(window, (tuple, list)) else (window, window)
     if len(sides) != 2:
         raise ValueError(f"{name}: window must be an int or (before, after), None for all, got {window!r}")
-    left, right = (None if side is None else min(check_count(name, "window", side, 0), FURTHEST) for side in sides)
+    near = (min(side, FURTHEST) if type(side) is int else side for side in sides)
+    left, right = (None if side is None else min(check_count(name, "window", side, 0), FURTHEST) for side in near)
     return left, right
 
 
