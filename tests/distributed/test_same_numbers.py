@@ -142,6 +142,57 @@ def test_what_is_the_same_on_all_ranks_gets_its_whole_gradient(kind: str, three:
         assert max(found.values()) <= 1e-7, {what: far for what, far in found.items() if far > 1e-7}
 
 
+# Of a number that comes of some hundred terms, which cancel: of narrow dtypes it is rounded once, but for outputs of attention.
+EPSILONS = {torch.float16: 4, torch.bfloat16: 4, torch.float32: 16, torch.float64: 64}
+LEARNS = [*(name for name, map in MAPS.items() if map.blocks is not None and map.properties.shift_invariant), "attention"]
+
+
+def of_learnt_numbers(rank: int, name: str) -> dict[str, float]:
+    """How far gradients by numbers are from those in float64 without an offset of the scores, in shares of what is allowed."""
+    own, found = own_of(rank, (16, 0, 24)), {}
+    rough = lambda *shape, seed: (16 * normal(*shape, seed=seed)).round() / 16  # beside which an offset leaves all digits
+    x, g, learnt = 2 * rough(16, 40, seed=1), rough(16, 40, seed=2), {"temperature": number(0.75)}
+    held: dict[str, Any] = {}
+    queries, keys, values, slopes = (rough(2, 40, 4, seed=seed) for seed in range(3, 7))
+    if name != "attention":
+        *_, last = cases(MAPS[name])
+        held = {what: value for what, value in last.params.items() if not isinstance(value, float)}
+        for p in MAPS[name].params:
+            values_of = [number(value) for value in (1.25, 0.5, 2.5)]
+            learnt |= {p.name: next(v for v in values_of if bool(p.valid(v).all()))} if p.gradient is not None else {}
+
+    def value(shared: bool, offset: float, dtype: torch.dtype, form: str, numbers: dict[str, Tensor]) -> Tensor:
+        to, places = lambda values: values.to(dtype), own if shared else slice(None)
+        if name != "attention":
+            of = functools.partial(sm.distributed.shared_map, name) if shared else MAPS[name]
+            return (of(to(x + offset)[:, places], **numbers, **held) * to(g)[:, places]).sum()
+        bias = torch.full((1, 40), offset, dtype=dtype)
+        mine = slice(None) if form == "merge" else places
+        given: Any = {"query": to(queries)[:, mine], "key": to(keys)[:, places], "value": to(values)[:, places], "bias": bias}
+        output = sm.distributed.attention(**given, form=form, **numbers) if shared else sm.attention(**given, **numbers)
+        return (output * to(slopes)[:, mine]).sum()
+
+    def by_numbers(*how: Any, dtype: torch.dtype) -> list[Tensor]:
+        numbers = {what: v.to(dtype).requires_grad_() for what, v in learnt.items()}
+        shared, offset, form = how
+        return list(torch.autograd.grad(value(shared, offset, dtype, form, numbers), list(numbers.values())))
+
+    for form in ("ring", "merge") if name == "attention" else ("",):
+        expected = by_numbers(False, 0.0, form, dtype=torch.float64)
+        for dtype, offset in ((torch.float16, 64.0), (torch.bfloat16, 0.0), (torch.float32, 2.0**13), (torch.float64, 2.0**30)):
+            for what, a, b in zip(learnt, by_numbers(True, offset, form, dtype=dtype), expected, strict=True):
+                found[f"{form} {what} {dtype} {offset:g}"] = (
+                    float((a.double() - b).abs() / b.abs()) / torch.finfo(dtype).eps / EPSILONS[dtype]
+                )
+    return found
+
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_what_learns_has_the_digits_of_its_dtype_at_any_offset(name: str, three: Processes) -> None:
+    for found in three.run(of_learnt_numbers, name):
+        assert max(found.values()) <= 1, found
+
+
 def test_every_function_and_module_is_asked() -> None:
     layers, functions = {"LinearLoss", "MarginSoftmax", "SampledSoftmax"}, {"attention", "linear_loss", "logsumexp", "softmin"}
     asked = {*layers, *functions, "margin_softmax_loss", "sampled_softmax_loss", "shared_map"}

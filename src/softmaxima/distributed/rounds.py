@@ -146,7 +146,9 @@ class Rounds(ABC):
 
 
 def rounds_of(request: Request, learns_bias: bool) -> Rounds:
-    return OfSoftmax(request, learns_bias) if request.map.with_sink is not None else OfMap(request)
+    """Beside a bias, which may be far from 0, an LSE has not the digits of x/τ − LSE by which τ learns, and a map's states do."""
+    beside_bias = request.bias is not None and isinstance(request.temperature, Tensor)
+    return OfMap(request) if request.map.with_sink is None or beside_bias else OfSoftmax(request, learns_bias)
 
 
 class OfSoftmax(Rounds):
@@ -228,7 +230,7 @@ class OfSoftmax(Rounds):
         own = {"query": request.query, "key": request.key, "value": request.value}
         own |= {} if request.bias is None else {"bias": request.bias}
         if self._learns_tau:
-            own["temperature"] = torch.as_tensor(request.temperature).expand(*request.query.shape[:-1], 1)
+            own["temperature"] = torch.as_tensor(request.temperature).to(own["query"]).expand(*request.query.shape[:-1], 1)
         with torch.enable_grad():
             own = {name: x.detach().requires_grad_() for name, x in own.items()}
             mine, log_mass = blocks.attend(replace(request, **own), True)
