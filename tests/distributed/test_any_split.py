@@ -115,11 +115,6 @@ def targets(split: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return y, normal(n, seed=seed + 2).abs() + 0.1
 
 
-def takes_probabilities(name: str) -> bool:
-    (options, *_) = LOSSES[name].examples
-    return "map" not in options or MAPS[options["map"]].properties.additive_regulariser
-
-
 def ulps(found: Tensor, expected: Tensor, least: float) -> float:
     """How far from float64 values, in units in the last place there, or at `least` where they are smaller."""
     assert torch.equal(found.isnan(), expected.isnan())
@@ -149,7 +144,7 @@ def test_every_map_of_any_split_is_that_of_one_process(part: int, pool: Pool, sp
 @at_most(12)
 @given(split=splits())
 def test_every_loss_and_sum_of_any_split_is_that_of_one_process(part: int, pool: Pool, split: dict[str, Any]) -> None:
-    names = [name for name in FORMED[part::2] if not split["soft"] or takes_probabilities(name)]
+    names = FORMED[part::2]
     every = pool.group(range(3)).run(of_sums, split, names)
     x, where = scores(split)
     y, weight = targets(split)

@@ -192,10 +192,9 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...]) -> float:
     for options in LOSSES[name].examples:
         case = LossCase(LOSSES[name], options)
         x = case.scores(5, n, seed=3)
-        adds_up = "map" not in options or MAPS[options["map"]].properties.additive_regulariser
         calls: list[tuple[Tensor, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight}), (labels, {"reduction": "none"})]
         calls += [(labels, {"temperature": 0.5, "reduction": "sum"})]
-        calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1})] if adds_up else []
+        calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1})]
         every += [(options, x, *call) for call in (calls if not every else some(calls, name, options, widths))]
 
     def results(options: dict[str, Any], x: Tensor, target: Tensor, more: dict[str, Any], shared: bool) -> tuple[Tensor, Tensor]:

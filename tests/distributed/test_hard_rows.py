@@ -86,9 +86,8 @@ def test_every_loss_of_hard_rows_in_chunks_is_that_of_whole_rows(name: str, kind
     x = np.tile(rows, (3, 1))
     lazy = da.from_array(x, chunks=(len(x), width))
     for options in CHOSEN.get(name, LOSSES[name].examples):
-        adds_up = "map" not in options or MAPS[options["map"]].properties.additive_regulariser or not LOSSES[name].row_form.fenchel
         ways: list[tuple[np.ndarray, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight})]
-        ways += [(labels, {"label_smoothing": 0.1}), (soft, {}), (soft, {"weight": weight})] if adds_up else []
+        ways += [(labels, {"label_smoothing": 0.1}), (soft, {}), (soft, {"weight": weight})]
         for target, way in ways:
             given = {"reduction": "none", **way, **options}
             found = getattr(sm.dask, name)(lazy, target, **given).compute()

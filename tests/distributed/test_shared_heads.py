@@ -22,7 +22,6 @@ import softmaxima as sm
 from conftest import exhaustively, some
 from softmaxima.distributed import heads, ranks
 from softmaxima.losses import REGISTRY as LOSSES
-from softmaxima.maps import REGISTRY as MAPS
 
 FORMED = [name for name, loss in LOSSES.items() if loss.row_form is not None]
 WIDTHS = [(5, 0, 4), exhaustively((3, 3, 3)), exhaustively((0, 0, 9)), exhaustively((1, 2, 6))]
@@ -63,12 +62,11 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...], dtype: torch.dtype)
     labels, class_weight = torch.tensor([0, n - 1, -100, 3, 2, 2, 1]), normal(n, seed=5, dtype=dtype).abs() + 0.1
     soft = normal(rows, n, seed=4, dtype=dtype).softmax(-1)
     for example in LOSSES[name].examples:
-        adds_up = "map" not in example or MAPS[example["map"]].properties.additive_regulariser
         of_v = LOSSES[name].row_form.of_p is None and name != "sparse_softmax_loss"  # type: ignore[union-attr]
         cases: list[tuple[Tensor, dict[str, Any]]] = [(labels, {"chunk": 2}), (labels, {"class_weight": class_weight})]
         cases += [(labels, {"reduction": "none", "temperature": 0.7, "softcap": 3.0})]
         cases += [(labels, {"z_loss": 0.05, "reduction": "sum"})] if of_v else []
-        cases += [(soft, {"class_weight": class_weight}), (labels, {"label_smoothing": 0.1, "chunk": 3})] if adds_up else []
+        cases += [(soft, {"class_weight": class_weight}), (labels, {"label_smoothing": 0.1, "chunk": 3})]
         for target, more in cases if not found else some(cases, name, example, widths, dtype):
             mine = {**more, "class_weight": more["class_weight"][own]} if "class_weight" in more else more
             y = target[:, own] if target.is_floating_point() else target

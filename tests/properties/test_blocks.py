@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.autograd import gradgradcheck
 
 import softmaxima as sm
-from conftest import Case, at_most, normal, rows
+from conftest import Case, at_most, cases, normal, rows
 from softmaxima.core.blocks import Part, State
+from softmaxima.core.contract import Map
 from softmaxima.core.monoid import LogSum, log_sum, merge
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
@@ -454,14 +455,6 @@ def test_losses_in_parts_are_those_of_the_whole(
         labels[0] = -100
     y = torch.softmax(normal(*x.shape, seed=seed), -1) if kind == "soft" else labels
     target = pieces(y, cuts) if kind == "soft" else labels
-    if (
-        kind in ("soft", "smoothed")
-        and options.get("map") in ("elastic_softmax", "eps_softmax")
-        and own.name == "fenchel_young_loss"
-    ):
-        with pytest.raises(ValueError, match="does not add up over parts; take labels, without smoothing"):
-            own.in_parts(pieces(x, cuts), target, **options, **account)
-        return
     value, slopes = own.in_parts(pieces(x, cuts), target, **options, **account)
     x.requires_grad_()
     expected = own.function(x, y, **options, **account)
@@ -477,8 +470,6 @@ def test_losses_in_parts_are_those_of_the_whole(
 def test_masked_targets_in_parts(own: Loss, options: dict, target: list):
     x = torch.tensor([[0.0, 1.0, -INF], [-INF, 1.0, 0.5]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor(target, dtype=torch.float64 if isinstance(target[0], list) else torch.long)
-    if y.is_floating_point() and own.name == "fenchel_young_loss" and options["map"] != "softmax":
-        pytest.skip("the regularisers of elastic and eps softmax do not add up over parts")
     expected = own.function(x, y, reduction="none", **options)
     value, slopes = own.in_parts(
         pieces(x.detach(), [1]), pieces(y, [1]) if y.is_floating_point() else y, reduction="none", **options
@@ -493,8 +484,30 @@ def test_the_regulariser_of_a_label_need_not_be_0():
         y = torch.tensor([label])
         value, _ = LOSSES["fenchel_young_loss"].in_parts(pieces(x, [1, 2]), y, map="normmax")
         torch.testing.assert_close(value, sm.fenchel_young_loss(x, y, map="normmax"))
-    with pytest.raises(ValueError, match="the regulariser of normmax does not add up over parts"):
-        LOSSES["fenchel_young_loss"].in_parts(pieces(x, [1]), pieces(x.softmax(-1), [1]), map="normmax")
+
+
+REGULARISED = [map for map in REGISTRY.values() if map.blocks is not None and map.regulariser is not None]
+
+
+@pytest.mark.parametrize("map", REGULARISED, ids=[map.name for map in REGULARISED])
+def test_a_regulariser_comes_of_any_parts(map: Map):
+    """Of labels, smoothed ones and probabilities, in parts of any width and none, with zeros and classes that are left out."""
+    for case in cases(map):
+        x, few = normal(4, 9, seed=1), normal(4, 9, seed=2).softmax(-1)
+        few[1, 2:] = 0.0
+        few[2] = torch.eye(9, dtype=torch.float64)[3]
+        x[0, 4], few[0, 4] = -INF, 0.0
+        params = {f"map_{name}" if name in ("weight",) else name: value for name, value in case.params.items()}
+        for target, more in ((few / few.sum(-1, keepdim=True), {}), (torch.tensor([0, 8, 4, -100]), {"label_smoothing": 0.1})):
+            for cuts in ([3, 3, 8], [0, 1], []):
+                scores = (x if not more else normal(4, 9, seed=3)).clone().requires_grad_()
+                options: dict = {"map": map.name, "reduction": "none", **params, **more}
+                expected = sm.fenchel_young_loss(scores, target, **options)
+                y = pieces(target, cuts) if target.is_floating_point() else target
+                value, slopes = LOSSES["fenchel_young_loss"].in_parts(pieces(scores.detach(), cuts), y, **options)
+                torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+                slope = torch.autograd.grad(expected.sum(), scores)[0]
+                torch.testing.assert_close(torch.cat(slopes, -1), slope, rtol=1e-11, atol=1e-12)
 
 
 @every_loss

@@ -276,7 +276,7 @@ def test_a_row_of_nan_is_nan_also_with_a_weight_of_0(loss: LossCase, dtype: torc
         (slope,) = torch.autograd.grad(loss(scores, target, weight=weight, reduction="sum"), scores)
         assert torch.equal(slope.isnan().any(-1), expected)
         map = sm.find_map(loss.options.get("map", loss.loss.map) or "softmax")
-        if loss.loss.row_form is not None and (target.ndim == 1 or map.properties.additive_regulariser):
+        if loss.loss.row_form is not None and map.blocks is not None:
             options = {"reduction": "none", **loss.options}
             y = target if target.ndim == 1 else [target[:, :2], target[:, 2:]]
             value, slopes = loss.loss.in_parts([x[:, :2], x[:, 2:]], y, weight, **options)

@@ -78,6 +78,20 @@ class Blocks:
     is_sum: bool = False
 
 
+@dataclass(frozen=True)
+class RegulariserInParts:
+    """Ω(p) of rows in parts: each comes to a number, these merge in any order, and Ω is made of that of all and Σp.
+
+    of_part(p, **params) → the number of a part [...]; of zeros it is what merging changes nothing with.
+    merge(a, b) → that of both.
+    whole(number, mass, **params) → Ω(p).
+    """
+
+    of_part: Callable[..., Tensor]
+    merge: Callable[[Tensor, Tensor], Tensor] = torch.add
+    whole: Callable[..., Tensor] = lambda number, mass, **params: number
+
+
 def packed(state: State, identity: State, width: int | None = None) -> Tensor:
     """A state as one tensor [..., m] of float64, to be sent: what varies in width, as in the identity, is padded to `width`."""
     varies = [values.shape[-1] == 0 for values in identity]

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, DType, check_value
-from softmaxima.core.blocks import Blocks
+from softmaxima.core.blocks import Blocks, RegulariserInParts
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Jacobian, jacobian_of
 from softmaxima.core.numbers import MOST, check_int, check_number, nearest, shown
@@ -145,6 +145,7 @@ class Map:
         than ⟨p, z⟩ − Ω(p), by which None takes it; slope is p, or p − y in a loss.
     kernel: what does the same as `forward` and the derivative on each device; None where there is nothing.
     blocks: how it works on parts of a row (`blocks.py`), in float64.
+    regulariser_in_parts: how Ω is made of parts of p, where it is not a sum over scores.
     shifted(c, **params): (a map, parameters) that make of z − c [rows, n] what this makes of z, c [rows, 1]; None where there are
         none, or all are as they were.
     with_sink: of softmax, and of what has its divisor with one score more: (the name of the map with that score, its parameter that
@@ -169,6 +170,7 @@ class Map:
     uses_scores: bool = False
     kernel: Kernel | None = None
     blocks: Blocks | None = None
+    regulariser_in_parts: RegulariserInParts | None = None
     shifted: Callable[..., tuple[Map, dict[str, Any]]] | None = None
     with_sink: tuple[str, str] | None = None
     key: str = field(init=False, repr=False, default="")  # by which the registered operations know the map

@@ -32,7 +32,7 @@ from softmaxima.losses._classification import (
     mean_over,
 )
 from softmaxima.losses._finding import find_loss
-from softmaxima.losses._parts import LossInParts, RowForm, Targets, bind, merge_targets
+from softmaxima.losses._parts import LossInParts, RowForm, Targets, bind
 
 A_NUMBER = (lambda values: values == values, "a number")  # (valid, domain) of what the loss checks itself
 
@@ -151,7 +151,7 @@ class KnownTargets:
     counts: Tensor | None  # of all rows [...] those that these are, in order; None for all
 
     def together(self, others: Sequence[KnownTargets]) -> KnownTargets:
-        sums = merged([self.sums, *(other.sums for other in others)], merge_targets, self.own.rows.map.name)
+        sums = merged([self.sums, *(other.sums for other in others)], self.own.merge_targets, self.own.rows.map.name)
         return replace(self, sums=Targets(*compact(sums)))
 
 

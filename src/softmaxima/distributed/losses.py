@@ -35,7 +35,7 @@ from softmaxima.distributed.ranks import (
 from softmaxima.distributed.rows import Shared
 from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, mean_over, prepare
 from softmaxima.losses._finding import find_loss
-from softmaxima.losses._parts import LabelScores, LossInParts, Targets, bind, merge_targets
+from softmaxima.losses._parts import LabelScores, LossInParts, Targets, bind
 
 # From (the sum of losses, how many rows count) of these rows that of all, where other ranks have others
 Total = Callable[[Tensor], Tensor]
@@ -304,7 +304,7 @@ class RowLosses:
     def _targets(self, told: Sequence[Tensor]) -> Targets:
         """The targets of whole rows, of what each rank has told of its part."""
         if not self.own.is_of_labels(self.target):
-            return merged((Targets(*each.split(1, -1)) for each in told), merge_targets, self.name)
+            return merged((Targets(*each.split(1, -1)) for each in told), self.own.merge_targets, self.name)
         every = torch.stack([*told])
         score, hit = every[..., :1], ~every[..., :1].isnan()
         times = hit.sum(0, dtype=torch.float64)  # 1, of the rank that has the label

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.blocks import Part, State, places
+from softmaxima.core.blocks import Part, RegulariserInParts, State, places
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.monoid import gap
 from softmaxima.core.parts import Anew, InParts, bound_in_parts, merged
@@ -44,13 +44,13 @@ Chunk = tuple[Part, Tensor, Tensor | None]  # a part, its targets, and the weigh
 
 
 class Targets(NamedTuple):
-    """What the targets y of a part come to, [..., 1] each in float64; with the identity top = −∞ and 0 elsewhere."""
+    """What the targets y of a part come to, [..., 1] each in float64."""
 
     top: Tensor  # the largest finite score
     share: Tensor  # Σ s over finite scores, s = w ⊙ y, or y for a Fenchel–Young loss
     moment: Tensor  # Σ s (x − top) over these; NaN where a score of +∞ has a share, of whose V − x nothing is known
     masked: Tensor  # Σ s over scores of −∞
-    regulariser: Tensor  # Ω(y)
+    regulariser: Tensor  # what Ω(y) is made of
     weight: Tensor  # what the row counts
     labels: Tensor  # how many of its scores are the label's
     mass: Tensor  # Σ y
@@ -63,14 +63,6 @@ class LabelScores(NamedTuple):
     weight: Tensor  # of its class; 0 there
     place: Tensor  # in the part; any there
     hit: Tensor  # where it is in this part
-
-
-def merge_targets(a: Targets, b: Targets) -> Targets:
-    """Those of the parts of both."""
-    top = torch.maximum(a.top, b.top)
-    moments = [part.moment + part.share * torch.where(part.share == 0, 0.0, part.top - top) for part in (a, b)]
-    added = (v + w for v, w in zip(a[3:], b[3:], strict=True))
-    return Targets(top, a.share + b.share, moments[0] + moments[1], *added)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,23 +161,36 @@ class LossInParts:
         hit, silent, infinite = ~score.isnan(), score == -math.inf, score == math.inf
         share, regular = count, torch.zeros_like(score)
         if self.form.fenchel:
-            omega: Any = self.rows.map.regulariser
-            share, regular = hit.double(), torch.where(hit, omega(torch.ones_like(score), **self.rows.params).unsqueeze(-1), 0.0)
+            omega = lambda y: self.omega.of_part(y, **self.rows.params).unsqueeze(-1)
+            nothing = omega(regular) if self.rows.map.regulariser_in_parts is not None else regular
+            share, regular = hit.double(), torch.where(hit, omega(torch.ones_like(score)), nothing)
         top = torch.where(hit & ~infinite, score, -math.inf)
         moment = torch.zeros_like(score).masked_fill(infinite & (share > 0), math.nan)
         spoken, masked = torch.where(silent | infinite, 0.0, share), torch.where(silent, share, 0.0)
         return Targets(top, spoken, moment, masked, regular, count, hit.double(), hit.double())
 
+    @property
+    def omega(self) -> RegulariserInParts:
+        """How Ω is made of parts; of labels by any Ω, one part having all."""
+        return self.rows.map.regulariser_in_parts or RegulariserInParts(self.rows.map.regulariser)  # type: ignore[arg-type]
+
     def regulariser(self, y: Tensor, hit: Tensor) -> Tensor:
-        """What a part adds to Ω(y) [...]: Ω of a label where that is."""
-        omega: Any = self.rows.map.regulariser
-        if self.rows.map.properties.additive_regulariser:
-            return omega(y, **self.rows.params)
-        return hit.any(-1) * omega(y.new_ones((*y.shape[:-1], 1)), **self.rows.params)
+        """What Ω(y) of a part is made of [...]."""
+        if self.rows.map.properties.additive_regulariser or self.rows.map.regulariser_in_parts is not None:
+            return self.omega.of_part(y, **self.rows.params)
+        return hit.any(-1) * self.omega.of_part(y.new_ones((*y.shape[:-1], 1)), **self.rows.params)
 
     def targets(self, chunks: Callable[[], Iterable[Chunk]]) -> Targets:
         """Those of all parts."""
-        return merged((self.begin(*chunk) for chunk in chunks()), merge_targets, self.name)
+        return merged((self.begin(*chunk) for chunk in chunks()), self.merge_targets, self.name)
+
+    def merge_targets(self, a: Targets, b: Targets) -> Targets:
+        """Those of the parts of both."""
+        top = torch.maximum(a.top, b.top)
+        moments = [part.moment + part.share * torch.where(part.share == 0, 0.0, part.top - top) for part in (a, b)]
+        merged_one = self.omega.merge(a.regulariser, b.regulariser) if self.form.fenchel else a.regulariser
+        both = Targets(*(v + w for v, w in zip(a, b, strict=True)))
+        return both._replace(top=top, moment=moments[0] + moments[1], regulariser=merged_one)
 
     def evaluate(self, chunks: Callable[[], Iterable[Chunk]], targets: Targets) -> tuple[Tensor, Iterator[Tensor]]:
         """(the loss of each row [...], ∂/∂x of each part of their sum), of what each call of `chunks` gives anew."""
@@ -203,7 +208,8 @@ class LossInParts:
         top, rest = self._conjugate(state)
         level = torch.where(targets.top == -math.inf, top / self.rows.tau, gap(top, targets.top, self.rows.tau)) + rest
         if self.form.fenchel:
-            value = _times(targets.weight, level + targets.regulariser - targets.moment / self.rows.tau)
+            regular = self.omega.whole(targets.regulariser.squeeze(-1), targets.mass.squeeze(-1), **self.rows.params)
+            value = _times(targets.weight, level + regular.unsqueeze(-1) - targets.moment / self.rows.tau)
         else:
             value = _times(targets.share, level) - targets.moment / self.rows.tau
         if self.z_loss:
@@ -285,6 +291,7 @@ def bind(
         raise ValueError(f"{name}: {found.name} has no form in parts; take the loss of whole rows")
     if form.fenchel and found.regulariser is None:
         raise ValueError(f"{name}: {found.name} has no regulariser, so no Fenchel–Young loss")
-    if form.fenchel and (soft or smoothing > 0) and not found.properties.additive_regulariser:
+    adds_up = found.properties.additive_regulariser or found.regulariser_in_parts is not None
+    if form.fenchel and (soft or smoothing > 0) and not adds_up:
         raise ValueError(f"{name}: the regulariser of {found.name} does not add up over parts; take labels, without smoothing")
     return LossInParts(name, bound_in_parts(name, found, temperature, params), form, n, smoothing, ignore_index, own, z_loss)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import exponential
+from softmaxima.core.blocks import RegulariserInParts, exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.envelope import with_slope
 from softmaxima.core.evaluation import evaluate
@@ -63,10 +63,22 @@ def beta_gradient(p: Tensor, z: Tensor, beta: float | Tensor) -> Tensor:
 
 def regulariser(p: Tensor, beta: float | Tensor) -> Tensor:
     """Ω(p) = Σ p log p + p₀ log p₀ − β p₀, with p₀ = 1 − Σp the probability of the sink."""
-    missing = (1 - p.sum(-1)).clamp_min(0.0)  # rounding can leave −1e-17
-    level = beta.to(p).squeeze(-1) if isinstance(beta, Tensor) else p.new_full((), beta)
+    return with_sink_entropy(entropy(p), p.sum(-1), beta)
+
+
+def with_sink_entropy(value: Tensor, mass: Tensor, beta: float | Tensor) -> Tensor:
+    """Ω(p) of Σ p log p and Σp."""
+    missing = (1 - mass).clamp_min(0.0)  # rounding can leave −1e-17
+    level = beta.to(mass).squeeze(-1) if isinstance(beta, Tensor) else mass.new_full((), beta)
     missing = missing.masked_fill(level == -math.inf, 0.0)  # there is no sink
-    return xlogx(p).sum(-1) + xlogx(missing) - torch.where(missing > 0, level * missing, 0.0)
+    return value + xlogx(missing) - torch.where(missing > 0, level * missing, 0.0)
+
+
+def entropy(p: Tensor, **params: Any) -> Tensor:
+    return xlogx(p).sum(-1)
+
+
+REGULARISER_IN_PARTS = RegulariserInParts(entropy, whole=with_sink_entropy)
 
 
 def beta_regulariser_gradient(p: Tensor, beta: float | Tensor) -> Tensor:
@@ -117,6 +129,7 @@ ELASTIC_SOFTMAX = register(
         uses_scores=True,
         kernel=Kernel("elastic_softmax", "elastic_backward", "elastic_softmax_loss"),
         blocks=BLOCKS,
+        regulariser_in_parts=REGULARISER_IN_PARTS,
         formula="exp(x_i) / (Σ exp(x_j) + exp(β))",
         source="Miller (2023), Attention Is Off By One, is the case β = 0",
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import exponential
+from softmaxima.core.blocks import RegulariserInParts, exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import DiagonalAndProduct
@@ -16,8 +16,8 @@ from softmaxima.core.public import public
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.elastic_softmax import conjugate as elastic_conjugate
+from softmaxima.maps.elastic_softmax import entropy, log_mass, sink, with_sink_entropy
 from softmaxima.maps.elastic_softmax import forward as elastic_forward
-from softmaxima.maps.elastic_softmax import log_mass, sink
 from softmaxima.maps.elastic_softmax import regulariser as elastic_regulariser
 from softmaxima.maps.elastic_softmax import sensitivity as elastic_sensitivity
 from softmaxima.maps.elastic_softmax import shifted as elastic_shifted
@@ -57,6 +57,8 @@ BLOCKS = exponential(
     lambda total, tau, eps: elastic_conjugate(total, tau, log(eps)),
 )
 
+REGULARISER_IN_PARTS = RegulariserInParts(entropy, whole=lambda value, mass, eps: with_sink_entropy(value, mass, log(eps)))
+
 EPS_SOFTMAX = register(
     Map(
         name="eps_softmax",
@@ -82,6 +84,7 @@ EPS_SOFTMAX = register(
         uses_scores=True,
         kernel=Kernel("elastic_softmax", "elastic_backward", "elastic_softmax_loss", theta=lambda eps: (log(eps),)),
         blocks=BLOCKS,
+        regulariser_in_parts=REGULARISER_IN_PARTS,
         formula="exp(x_i) / (Σ exp(x_j) + ε)",
         source="Miller (2023), Attention Is Off By One, is the case ε = 1",
     )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import thresholded
+from softmaxima.core.blocks import RegulariserInParts, thresholded
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Centred
@@ -121,6 +121,17 @@ def norm(p: Tensor, alpha: float | Tensor) -> Tensor:
     return (log_sum / alpha).exp().squeeze(-1)
 
 
+NORM_IN_PARTS = RegulariserInParts(
+    of_part=lambda p, alpha: torch.logsumexp(_log_powers(p, alpha)[1], -1),
+    merge=torch.logaddexp,
+    whole=lambda log_sum, mass, alpha: (log_sum / _of_rows(alpha)).exp(),
+)
+
+
+def _of_rows(alpha: float | Tensor) -> float | Tensor:
+    return alpha.squeeze(-1) if isinstance(alpha, Tensor) else alpha
+
+
 def norm_gradient(p: Tensor, alpha: float | Tensor) -> Tensor:
     """∂‖p‖_α/∂α = ‖p‖_α (Σ w log p − log(Σ p^α)/α)/α,  w = p^α/Σ p^α."""
     log_p, powers, log_sum = _log_powers(p, alpha)
@@ -152,6 +163,7 @@ NORMMAX = register(
         uses_scores=True,
         kernel=KERNEL,
         blocks=thresholded(forward, norm, KERNEL),
+        regulariser_in_parts=NORM_IN_PARTS,
         formula="u_i / Σ u_j, u = relu(x − λ)^{1/(α−1)}, Σ u_j^α = 1",
         source="Blondel, Martins & Niculae (2020), arXiv:1901.02324; Santos et al. (2024), arXiv:2402.13725",
     )
