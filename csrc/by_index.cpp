@@ -264,7 +264,7 @@ struct ByIndex {
     }
 
     template <class Body>
-    bool for_each_window(Team team, const Body& body) const {
+    bool for_each_window(int team, const Body& body) const {
         const int64_t every = std::max<int64_t>(1, WINDOW / std::max<int64_t>(1, inner));
         const int64_t windows = call.starts ? std::max<int64_t>(1, (call.elements + every - 1) / every) : call.windows;
         return share_out<float>(windows, team, [&](int64_t window, Scratch<float>&) {
@@ -291,7 +291,7 @@ struct ByIndex {
 template <class T, class Body>
 bool for_each_window(const SoftmaximaIndexed& call, bool sums, const Body& body) {
     const int64_t size = call.elements * call.inner, rows = call.segments * call.inner;
-    const Team team = team_size(call.threads, NANOSECONDS * double(call.elements + call.segments) * double(call.inner));
+    const int team = team_size(call.threads, NANOSECONDS * double(call.elements + call.segments) * double(call.inner));
     bool done = true;
     const auto part = [](auto* array, int64_t begin) { return array ? array + begin : nullptr; };
     for (int64_t outer = 0; outer < call.outer; ++outer) {

@@ -1,7 +1,4 @@
-// Which of its variants a kernel runs: the one for the best instruction set that this processor has. And what it asks of Python.
-
-#include <pthread.h>
-#include <time.h>
+// Which of its variants a kernel runs: the one for the best instruction set that this processor has.
 
 #include <cstdlib>
 #include <cstring>
@@ -55,52 +52,7 @@ Choice choose() noexcept {
 
 const Choice chosen = choose();
 
-// Python's main thread, which runs handlers of signals, and functions of Python, whose headers are not needed: PyGILState_Ensure and
-// _Release, PyErr_CheckSignals, _Fetch and _Restore.
-struct Python {
-    pthread_t thread;
-    int (*ensure)();
-    void (*release)(int);
-    int (*check)();
-    void (*fetch)(void**, void**, void**);
-    void (*restore)(void*, void*, void*);
-};
-
-Python python = {};
-void* raised[3] = {};  // by a handler of signals: an error's kind, itself and its traceback
-
 }  // namespace
-
-int64_t softmaxima_clock() {
-#ifdef CLOCK_MONOTONIC_COARSE
-    constexpr clockid_t clock = CLOCK_MONOTONIC_COARSE;  // read in a tenth of the time
-#else
-    constexpr clockid_t clock = CLOCK_MONOTONIC;
-#endif
-    timespec now;
-    clock_gettime(clock, &now);
-    return int64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
-}
-
-bool softmaxima_hears() { return python.check && pthread_equal(python.thread, pthread_self()); }
-
-bool softmaxima_heard() {
-    if (raised[0]) return true;
-    const int lock = python.ensure();
-    if (python.check()) python.fetch(&raised[0], &raised[1], &raised[2]);
-    python.release(lock);
-    return raised[0];
-}
-
-// Before any call that is to hear interrupts.
-SOFTMAXIMA_EXPORT void softmaxima_listen(const Python* it) { python = *it; }
-
-// After a call that failed, under the interpreter's lock: raises what a handler raised, if one did.
-SOFTMAXIMA_EXPORT void softmaxima_raise() {
-    if (!softmaxima_hears() || !raised[0]) return;
-    python.restore(raised[0], raised[1], raised[2]);
-    raised[0] = raised[1] = raised[2] = nullptr;
-}
 
 const int softmaxima_level = chosen.level;
 

@@ -103,11 +103,11 @@ int partition(const SoftmaximaPartition* call) {
 
 int grouping(const SoftmaximaGrouping* call) {
     const int64_t elements = call->elements, segments = call->segments;
-    const Team team = team_size(call->threads, 2.0 * double(elements));
+    const int team = team_size(call->threads, 2.0 * double(elements));
     int64_t* starts = call->starts;
     if (!call->numbers) {  // no window, nor any element
         const int64_t* index = call->index;
-#pragma omp parallel for num_threads(team.size)
+#pragma omp parallel for num_threads(team)
         for (int64_t k = 0; k <= elements; ++k) {
             const int64_t before = k == 0 ? -1 : index[k - 1], own = k == elements ? segments : index[k];
             for (int64_t s = before + 1; s <= own; ++s) starts[s] = k;

@@ -302,14 +302,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 17
-
-// In dispatch.cpp. Nanoseconds of a clock that need not be exact.
-int64_t softmaxima_clock();
-// Whether this is the thread in which Python runs handlers of signals.
-bool softmaxima_hears();
-// Has Python run them there: whether one raised, which whoever called the kernel raises then.
-bool softmaxima_heard();
+#define SOFTMAXIMA_INTERFACE 16
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)
@@ -318,7 +311,7 @@ bool softmaxima_heard();
 extern const int softmaxima_level;  // of x86-64: 4, 3, or 0 for the baseline
 
 #define SOFTMAXIMA_EXPORT extern "C" __attribute__((visibility("default")))
-#define SOFTMAXIMA_EXPORT_KERNEL(name, kind, chosen)                                                 \
+#define SOFTMAXIMA_EXPORT_KERNEL(name, kind, chosen)                                                \
     SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) { return (chosen)(call); } \
     SOFTMAXIMA_EXPORT const char* softmaxima_##name##_takes() { return #kind; }
 

@@ -42,14 +42,13 @@ struct Workspace {
 
 // Calls body(task, workspace), and tells whether every call was true.
 template <class C, class Body>
-bool share_tasks(int64_t count, Team team, const Body& body) {
+bool share_tasks(int64_t count, int team, const Body& body) {
     bool done = true;
-    Halt halt(team.is_long);
-#pragma omp parallel num_threads(team.size) reduction(&& : done) if (team.size > 1)
+#pragma omp parallel num_threads(team) reduction(&& : done) if (team > 1)
     {
         Workspace<C>& workspace = Workspace<C>::of_this_thread();
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; ++i) done = !halt.is_due() && body(i, workspace) && done;
+        for (int64_t i = 0; i < count; ++i) done = body(i, workspace) && done;
     }
     return done;
 }
@@ -254,7 +253,7 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
             pair[r % 2] = upper_half(hidden[r * features + k]);
             if (r % 2 == 0) pair[1] = 0;  // until there is another row
         }
-    const Team team = team_size(linear.threads, 2 * nanoseconds(linear));
+    const int team = team_size(linear.threads, 2 * nanoseconds(linear));
     bool done = share_tasks<C>(slices * parts, team, [&](int64_t task, Workspace<C>& memory) {
         const int64_t slice = task / parts, from = task % parts * FEATURES, some = minimum(FEATURES, features - from);
         C* to = sums + slice * size + from;

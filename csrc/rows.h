@@ -14,7 +14,6 @@
 #endif
 
 #include "elementary.h"
-#include "interruption.h"
 #include "kernels.h"
 #include "pages.h"
 
@@ -65,10 +64,6 @@ struct Scratch {
     Array<double> gaps;
     Array<float> rough;
     Array<char> tile;
-    Halt* halt = nullptr;  // of the work that is shared out
-
-    // Whether it is to end before it is done, where one task takes long.
-    bool is_halted() { return halt && halt->is_due(); }
 
     void release_if_large() {
         origins.release_if_large();
@@ -329,52 +324,38 @@ inline int threads_here() { return 1; }
 inline int thread_here() { return 0; }
 #endif
 
-// How many threads a piece of work is worth, and whether it may take so long that interrupts are heard.
-struct Team {
-    int size;
-    bool is_long;
-
-    operator int() const { return size; }
-};
-
-// Each should have 20 µs of it, several times what waking a thread takes.
-inline Team team_size(int64_t threads, double nanoseconds) {
-    const bool is_long = nanoseconds > LONG_WORK;
+// How many threads a piece of work is worth: each should have 20 µs of it, several times what waking a thread takes.
+inline int team_size(int64_t threads, double nanoseconds) {
 #ifdef _OPENMP
     const double most = double(threads < MAX_TEAM ? threads : MAX_TEAM), worth = nanoseconds / 20e3;
-    return {worth < 2 ? 1 : int(worth < most ? worth : most), is_long};
+    return worth < 2 ? 1 : int(worth < most ? worth : most);
 #else
-    (void)threads;
-    return {1, is_long};
+    (void)threads, (void)nanoseconds;
+    return 1;
 #endif
 }
 
 inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Calls body(i, scratch) for i in [0, count), and tells whether every call was true; false where an interrupt ended that.
+// Calls body(i, scratch) for i in [0, count), and tells whether every call was true.
 template <class C, class Body>
-bool share_out(int64_t count, Team team, const Body& body) {
+bool share_out(int64_t count, int team, const Body& body) {
     bool done = true;
-    if (!team.is_long && team.size == 1) {
+    if (team == 1) {
         Scratch<C>& scratch = Scratch<C>::of_this_thread();
         for (int64_t i = 0; i < count; ++i) done = body(i, scratch) && done;
         scratch.release_if_large();
         return done;
     }
-    const int64_t chunk = count / (int64_t(team.size) * (team.is_long ? 64 : 8)) + 1;
-    Halt halt(team.is_long, count);
-#pragma omp parallel num_threads(team.size) reduction(&& : done) if (team.size > 1)
+    const int64_t chunk = count / (int64_t(team) * 8) + 1;
+#pragma omp parallel num_threads(team) reduction(&& : done)
     {
         Scratch<C>& scratch = Scratch<C>::of_this_thread();
-        scratch.halt = &halt;
-        int64_t begun = 0;
-#pragma omp for schedule(dynamic, chunk) nowait
-        for (int64_t i = 0; i < count; ++i) done = !halt.is_due_at(begun++) && body(i, scratch) && done;
-        halt.wait(threads_here());
-        scratch.halt = nullptr;
+#pragma omp for schedule(dynamic, chunk)
+        for (int64_t i = 0; i < count; ++i) done = body(i, scratch) && done;
         scratch.release_if_large();
     }
-    return done && !halt.is_due();
+    return done;
 }
 
 template <class T>
@@ -496,12 +477,11 @@ template <class T, class Kernel>
 [[gnu::noinline]] bool whole_row(const Kernel& kernel, Row<T> row, Scratch<compute_t<T>>& scratch) {
     typename Kernel::Part part;
     if (Kernel::anchored) row.find_anchor(scratch);
-    return kernel.scan(row, 0, row.n, part, scratch) && !scratch.is_halted() && kernel.finish(row, &part, 1, scratch) &&
-           kernel.emit(row, 0, row.n, part, scratch);
+    return kernel.scan(row, 0, row.n, part, scratch) && kernel.finish(row, &part, 1, scratch) && kernel.emit(row, 0, row.n, part, scratch);
 }
 
 template <class T, class Kernel>
-bool split_row(const Kernel& kernel, const Row<T>& row, int team, Halt& halt) {
+bool split_row(const Kernel& kernel, const Row<T>& row, int team) {
     using C = compute_t<T>;
     static thread_local typename Kernel::Part storage[MAX_TEAM];
     typename Kernel::Part* parts = storage;  // the caller's, in every thread
@@ -526,7 +506,7 @@ bool split_row(const Kernel& kernel, const Row<T>& row, int team, Halt& halt) {
 #pragma omp barrier
 #pragma omp single
         done = kernel.finish(own, parts, count, scratch) && done;
-        done = !halt.is_due() && kernel.emit(own, begin, end, parts[i], scratch) && done;
+        done = kernel.emit(own, begin, end, parts[i], scratch) && done;
         scratch.release_if_large();
     }
     return done;
@@ -551,7 +531,7 @@ void to_columns(const T* from, int64_t n, int64_t inner, int64_t columns, T* to)
 // Columns as rows, a line of the cache at a time: body(row index, x, mask, other inputs, out, scratch) works on rows of n that
 // are contiguous. `inputs` are further arrays [outer, n, inner].
 template <class T, class Body>
-bool transposed(const SoftmaximaRows& rows, const T* const* inputs, int count, T* out, Team team, const Body& body) {
+bool transposed(const SoftmaximaRows& rows, const T* const* inputs, int count, T* out, int team, const Body& body) {
     using C = compute_t<T>;
     const int64_t n = rows.n, inner = rows.inner, tiles = (inner + TILE<T> - 1) / TILE<T>;
     const T* x = static_cast<const T*>(rows.x);
@@ -595,7 +575,7 @@ template <class T, class Body>
 bool for_each_whole_row(const SoftmaximaRows& rows, const T* const* inputs, int count, void* out, double nanoseconds, const Body& body) {
     using C = compute_t<T>;
     const int64_t total = rows.outer * rows.inner;
-    const Team team = team_size(rows.threads, nanoseconds * double(total) * double(rows.n));
+    const int team = team_size(rows.threads, nanoseconds * double(total) * double(rows.n));
     if (rows.inner > 1) return transposed<T>(rows, inputs, count, static_cast<T*>(out), team, body);
     return share_out<C>(total, team, [&](int64_t index, Scratch<C>& scratch) {
         const T* others[3] = {};
@@ -608,12 +588,11 @@ bool for_each_whole_row(const SoftmaximaRows& rows, const T* const* inputs, int 
 template <class T, class Kernel>
 bool for_each_contiguous_row(const SoftmaximaRows& rows, void* out, const Kernel& kernel, double nanoseconds) {
     using C = compute_t<T>;
-    const Team team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(rows.n));
+    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(rows.n));
     if (rows.outer < team && rows.n >= 16 * BLOCK) {
         bool done = true;
-        Halt halt(team.is_long);
-        for (int64_t index = 0; index < rows.outer && !halt.is_due(); ++index) done = split_row(kernel, row_of<T>(rows, index, out), team, halt) && done;
-        return done && !halt.is_due();
+        for (int64_t index = 0; index < rows.outer; ++index) done = split_row(kernel, row_of<T>(rows, index, out), team) && done;
+        return done;
     }
     return share_out<C>(rows.outer, team, [&](int64_t index, Scratch<C>& scratch) { return whole_row(kernel, row_of<T>(rows, index, out), scratch); });
 }

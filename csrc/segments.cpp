@@ -192,7 +192,7 @@ struct Segments {
     bool put_all() const {
         const int64_t every = std::max<int64_t>(1, WINDOW / call.inner);
         const int64_t windows = std::max<int64_t>(1, (call.elements + every - 1) / every);
-        const Team team = team_size(call.threads, NANOSECONDS * double(call.outer) * double(call.elements + call.segments) * double(call.inner));
+        const int team = team_size(call.threads, NANOSECONDS * double(call.outer) * double(call.elements + call.segments) * double(call.inner));
         const int64_t *starts = call.starts, *end = starts + call.segments;
         const bool done = share_out<compute_t<T>>(call.outer * windows, team, [&](int64_t task, Scratch<compute_t<T>>&) {
             static thread_local Array<int64_t> ordered;

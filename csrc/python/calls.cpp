@@ -31,8 +31,6 @@ PyObject *tensor_type, *parameter_type, *array_type, *strided, *boolean, *int64;
 PyObject* dtypes[4];  // in the order of kernels.h
 PyObject *empty_like, *empty_array, *threads, *forward_mode;
 PyObject *dispatched, *tracing, *transforming, *learning, *autocast;
-PyObject* fail;
-bool failed;  // a kernel, of which an error tells that is nobody's refusal
 
 // An owned reference.
 class Owned {
@@ -232,13 +230,10 @@ bool run(PyObject* function, const Structure& structure) {
     if (!call) return false;
     const SoftmaximaRows& rows = rows_of(structure);
     PyThreadState* state = rows.outer * rows.n > ALONE ? PyEval_SaveThread() : nullptr;
-    const int status = call(&structure);
+    const int failed = call(&structure);
     if (state) PyEval_RestoreThread(state);
-    if (status) {
-        const Owned nothing(PyObject_CallFunction(fail, "s", "softmaxima"));  // raises
-        failed = true;
-    }
-    return !status;
+    if (failed) PyErr_SetString(PyExc_MemoryError, "no memory for the candidates of a row");
+    return !failed;
 }
 
 // What the function made, or None where the arguments were not plain, as those are not that torch or Python refuse. What else is
@@ -247,10 +242,6 @@ PyObject* done(bool all, Owned& made) {
     if (!PyErr_Occurred()) {
         if (all) return made.release();
         Py_RETURN_NONE;
-    }
-    if (failed) {
-        failed = false;
-        return nullptr;
     }
     PyObject* const refusals[] = {PyExc_RuntimeError, PyExc_TypeError, PyExc_ValueError, PyExc_OverflowError, PyExc_AttributeError};
     for (PyObject* refusal : refusals) {
@@ -427,7 +418,7 @@ bool found(PyObject*& to, PyObject* from, const char* attribute) {
 
 bool import() {
     const Owned torch(PyImport_ImportModule("torch")), numpy(PyImport_ImportModule("numpy")), inner(PyImport_ImportModule("torch._C"));
-    const Owned parameters(PyImport_ImportModule("torch.nn")), interface(PyImport_ImportModule("softmaxima.kernels.interface"));
+    const Owned parameters(PyImport_ImportModule("torch.nn"));
     forward_mode = PyImport_ImportModule("torch.autograd.forward_ad");
     const char* kinds[] = {"float64", "float32", "bfloat16", "float16"};
     for (int i = 0; i < 4; ++i) {
@@ -445,8 +436,8 @@ bool import() {
            found(int64, torch.get(), "int64") && found(empty_like, torch.get(), "empty_like") && found(learning, torch.get(), "is_grad_enabled") &&
            found(autocast, torch.get(), "is_autocast_enabled") && found(parameter_type, parameters.get(), "Parameter") &&
            found(array_type, numpy.get(), "ndarray") && found(empty_array, numpy.get(), "empty_like") && found(threads, torch.get(), "get_num_threads") &&
-           found(fail, interface.get(), "fail") && found(dispatched, inner.get(), "_len_torch_dispatch_stack") &&
-           found(tracing, inner.get(), "_get_tracing_state") && found(transforming, inner.get(), "_are_functorch_transforms_active");
+           found(dispatched, inner.get(), "_len_torch_dispatch_stack") && found(tracing, inner.get(), "_get_tracing_state") &&
+           found(transforming, inner.get(), "_are_functorch_transforms_active");
 }
 
 }  // namespace
