@@ -8,21 +8,17 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention compare-heads compare-estimators bench bench-attention bench-heads bench-ranks bench-graph gallery bench-dask test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature robust private policy graph-study clean
+.PHONY: help compare compare-attention compare-heads compare-estimators bench gallery test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature robust private policy graph-study clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
-	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
-	@echo "make bench-attention  measure attention beside torch's, for benchmarks/attention-cpu.json and docs/attention.md"
-	@echo "make bench-heads  measure losses of a large layer beside torch's cross-entropy, for benchmarks/heads-cpu*.json and docs/heads.md"
-	@echo "make bench-graph  measure maps over the edges of a graph beside torch_geometric, for benchmarks/graph-cpu.json and docs/graph.md"
+	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/ and the README; CASES=... others:"
+	@echo "               attention, heads, graph, ranks, dask (softmaxima bench --help), for benchmarks/ and their pages"
 	@echo "make gallery    run the examples of docs/gallery.md, whose truth is known, in a minute"
 	@echo "make robust     train digits in every way and attack them, for docs/robust.md, in 8 minutes"
 	@echo "make private    measure what privacy, secret shares and clients that send little cost, for docs/private.md, in 4 minutes"
 	@echo "make policy     learn tasks at many temperatures, and mixtures of maps on ten tables, for docs/policy.md and docs/mixture.md"
 	@echo "make graph-study  train graph networks with every aggregation, for docs/graph.md, in 9 minutes"
-	@echo "make bench-ranks  measure losses whose classes several processes share, for benchmarks/ranks-cpu.json and docs/distributed.md"
-	@echo "make bench-dask  measure logsumexp of Dask arrays beside plain Dask, for benchmarks/dask.json and docs/dask.md"
 	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"
 	@echo "make compare-heads  train a network with every last layer and its loss, for docs/heads.md"
 	@echo "make compare-estimators  train a categorical VAE with every estimator of its gradient, for docs/sampling.md"
@@ -54,23 +50,12 @@ compare: $(INSTALLED)-compare
 	$(if $(findstring --resume,$(ARGS)),,rm -rf build/compare)
 	$(BIN)/softmaxima compare --out build/compare $(ARGS)
 
+CASES ?= maps
 bench: $(INSTALLED)-test
-	$(BIN)/softmaxima bench --json benchmarks/cpu.json
-	$(BIN)/softmaxima bench --peers torch --neighbours 1 --json benchmarks/cpu-busy.json
+	for group in $(CASES); do $(BIN)/softmaxima bench $$group --json benchmarks/$$group-cpu.json || exit 1; done
+	$(if $(filter maps,$(CASES)),$(BIN)/softmaxima bench maps --peers torch --neighbours 1 --json benchmarks/maps-cpu-busy.json)
+	$(if $(filter heads,$(CASES)),$(BIN)/softmaxima bench heads --dtype bfloat16 --json benchmarks/heads-cpu-bfloat16.json)
 	$(BIN)/python docs/update.py bench
-
-bench-attention: $(INSTALLED)-test
-	$(BIN)/softmaxima bench-attention --json benchmarks/attention-cpu.json
-	$(BIN)/python docs/update.py attention
-
-bench-heads: $(INSTALLED)-test
-	$(BIN)/softmaxima bench-heads --json benchmarks/heads-cpu.json
-	$(BIN)/softmaxima bench-heads --dtype bfloat16 --json benchmarks/heads-cpu-bfloat16.json
-	$(BIN)/python docs/update.py heads
-
-bench-graph: $(INSTALLED)-test
-	$(BIN)/softmaxima bench-graph --json benchmarks/graph-cpu.json
-	$(BIN)/python docs/update.py graph
 
 policy: $(INSTALLED)-test
 	$(BIN)/python docs/update.py policies mixture
@@ -86,13 +71,6 @@ robust: $(INSTALLED)-test
 
 private: $(INSTALLED)-test
 	$(BIN)/python docs/update.py private shared federated
-
-bench-ranks: $(INSTALLED)-test
-	$(BIN)/softmaxima bench-ranks --json benchmarks/ranks-cpu.json
-	$(BIN)/python docs/update.py ranks
-
-bench-dask: $(INSTALLED)-test
-	$(BIN)/python docs/update.py dask
 
 compare-attention: $(INSTALLED)-compare
 	$(BIN)/python docs/update.py compare-attention

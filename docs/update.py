@@ -4,11 +4,7 @@ maps         the tables of the maps and of their parameters, from what each stat
 types        what type checkers know of functions that are made by name: `__init__.pyi` of sm.distributed and sm.dask
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
-bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
-gpu          what `softmaxima bench --device cuda` and `bench-attention` left in benchmarks/*gpu.json; tables
-heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
-ranks        what `softmaxima bench-ranks` left in benchmarks/, and many by a model; docs/ranks.png and tables  make bench-ranks
-graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
+bench        what `softmaxima bench` left in benchmarks/, for all pages; their pictures and tables               make bench
 policies     learns two tasks of gymnasium at many temperatures; docs/policy.json, a picture and a table   make policy
 mixture      trains mixtures of maps on ten tables beside compare's choice; docs/mixture.json, a picture, two tables  make policy
 gallery      runs the examples of docs/gallery.md; docs/gallery.json, their pictures and tables, in a minute  make gallery
@@ -17,7 +13,6 @@ private      what noise costs; docs/private.json, a picture and tables          
 shared       what secret shares cost, in 2 minutes; docs/shared.json, a picture and a table              make private
 federated    what clients' largest scores tell; docs/federated.json, a picture and tables                make private
 graph-study  trains graph networks with every aggregation; docs/graph-study.json, a picture, a table         make graph-study
-attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
 compare-estimators  the same; docs/compare-estimators.json, a picture and tables, in 10 minutes           make compare-estimators
@@ -27,7 +22,6 @@ sampling     bias and variance of every estimator of a gradient; docs/sampling.p
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
 estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
-dask         logsumexp of Dask arrays beside plain Dask; benchmarks/dask.json and a table                make bench-dask
 times        what estimates take beside sums, in memory and on disk (400 MB in the folder for temporaries) make logsumexp
 
 Each table goes between its markers, in whichever page has them. Needs a Chromium to draw the pictures.
@@ -62,13 +56,8 @@ from softmaxima.attn import attention
 from softmaxima.core.writing import write_bytes, write_text
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
-from softmaxima_lab.bench import chunked
-from softmaxima_lab.bench.attention import read as read_attention
-from softmaxima_lab.bench.graph import read as read_graph
-from softmaxima_lab.bench.heads import read as read_heads
 from softmaxima_lab.bench.machine import commit, machine
-from softmaxima_lab.bench.ranks import read as read_ranks
-from softmaxima_lab.bench.results import read
+from softmaxima_lab.bench.record import read
 from softmaxima_lab.calibrate import calibration_peers
 from softmaxima_lab.commands.terminal import progress_bar
 from softmaxima_lab.compare import confirmation
@@ -96,16 +85,13 @@ from softmaxima_lab.compare.vae_saved import as_json as estimators_json
 from softmaxima_lab.compare.vae_study import Study as EstimatorsStudy
 from softmaxima_lab.compare.vae_study import compare_estimators, vae_task
 from softmaxima_lab.compare.vae_study import total_steps as total_steps_of_estimators
-from softmaxima_lab.pages import attention as attention_report
 from softmaxima_lab.pages import bench as bench_report
+from softmaxima_lab.pages import bench_figures
 from softmaxima_lab.pages import calibration as calibration_report
-from softmaxima_lab.pages import chunked as chunked_report
 from softmaxima_lab.pages import confirmation as confirmation_report
 from softmaxima_lab.pages import estimators as estimators_report
 from softmaxima_lab.pages import gallery as gallery_report
-from softmaxima_lab.pages import graph as graph_report
 from softmaxima_lab.pages import graph_study as graph_study_report
-from softmaxima_lab.pages import heads as heads_report
 from softmaxima_lab.pages import lse_bounds as bounds_report
 from softmaxima_lab.pages import mixtures as mixtures_report
 from softmaxima_lab.pages import policies as policies_report
@@ -115,7 +101,6 @@ from softmaxima_lab.pages import ranks as ranks_report
 from softmaxima_lab.pages import robustness as robustness_report
 from softmaxima_lab.pages import sampling as sampling_report
 from softmaxima_lab.pages import temperature as temperature_report
-from softmaxima_lab.pages.attention_figures import picture as attention_picture
 from softmaxima_lab.pages.columns import markdown_table
 from softmaxima_lab.pages.compare import columns, twins
 from softmaxima_lab.pages.compare_attention import CAPTION as COMPARE_ATTENTION_CAPTION
@@ -227,47 +212,34 @@ def _mass(map: Map) -> str | None:
 
 
 def bench_blocks() -> Blocks:
-    """Draw the ratios of the last benchmark, and give its table."""
-    benchmark = read(ROOT / "benchmarks" / "cpu.json")
-    draw(bench_report.picture(benchmark), DOCS / "bench.png")
-    table, made_with = bench_report.markdown_table(benchmark), bench_report.made_with(benchmark)
+    """The tables and pictures of all that was measured."""
+    found = {path.stem: read(path) for path in (ROOT / "benchmarks").glob("*.json")}
+    quiet, busy, gpu = (found[f"maps-{name}"] for name in ("cpu", "cpu-busy", "gpu"))
+    attention, graph, ranks = (found[f"{name}-cpu"] for name in ("attention", "graph", "ranks"))
+    draw(bench_figures.of_maps(quiet), DOCS / "bench.png")
+    draw(bench_figures.of_attention(attention), DOCS / "attention-speed.png")
+    draw(bench_figures.of_graph(graph), DOCS / "graph.png")
+    draw(ranks_report.picture(ranks), DOCS / "ranks.png")
+    made_with, markdown = bench_report.made_with(quiet), bench_report.markdown
     picture = "![Time of each peer divided by that of softmaxima, for every map and loss](docs/bench.png)"
-    busy = bench_report.beside_others(benchmark, read(ROOT / "benchmarks" / "cpu-busy.json"))
-    results = "All results: [cpu.json](benchmarks/cpu.json), [cpu-busy.json](benchmarks/cpu-busy.json)."
-    note = f"*{bench_report.TABLE_CAPTION} {busy} {results} `make bench`, {made_with}.*"
-    sums = bench_report.markdown_table(benchmark, bench_report.LOGSUMEXP_ROWS)
-    return {"bench": f"{table}\n\n{picture}\n\n{note}", "speed": f"{sums}\n\n*`make bench`, {made_with}.*"}
-
-
-def gpu_blocks() -> Blocks:
-    """The tables of the last benchmarks of a GPU."""
-    benchmark = read(ROOT / "benchmarks" / "gpu.json")
-    rows, made_with = bench_report.markdown_of_rows(benchmark), bench_report.made_with(benchmark)
-    targets = "\n".join(f"- {target.title}: {target.outcome(benchmark)}." for target in bench_report.TARGETS)
-    attention = attention_report.markdown(read_attention(ROOT / "benchmarks" / "attention-gpu.json"))
-    return {"bench-gpu": f"{rows}\n\n{targets}\n\n*{made_with}.*", "bench-attention-gpu": attention}
-
-
-def attention_blocks() -> Blocks:
-    """Draw the times of the last benchmark of attention, and give its tables."""
-    benchmark = read_attention(ROOT / "benchmarks" / "attention-cpu.json")
-    draw(attention_picture(benchmark), DOCS / "attention-speed.png")
-    picture = "![Time of a forward and of both passes, and memory, against the length](attention-speed.png)"
-    return {"bench-attention": f"{picture}\n\n{attention_report.markdown(benchmark)}"}
-
-
-def heads_blocks() -> Blocks:
-    """The tables of the last benchmarks of heads."""
-    found = [read_heads(ROOT / "benchmarks" / f"heads-{name}.json") for name in ("cpu", "cpu-bfloat16")]
-    return {"bench-heads": heads_report.markdown(*found)}
-
-
-def graph_blocks() -> Blocks:
-    """Draw the times of the last benchmark of graphs, and give their table."""
-    benchmark = read_graph(ROOT / "benchmarks" / "graph-cpu.json")
-    draw(graph_report.picture(benchmark), DOCS / "graph.png")
-    picture = "![Nanoseconds an edge of ours and torch_geometric's, forward and both passes](graph.png)"
-    return {"bench-graph": f"{picture}\n\n{graph_report.markdown(benchmark)}"}
+    results = "All results: [maps-cpu.json](benchmarks/maps-cpu.json), [maps-cpu-busy.json](benchmarks/maps-cpu-busy.json)."
+    beside = bench_report.beside_others(quiet, busy)
+    note = f"*{bench_report.TABLE_CAPTION} {beside} {results} `make bench`, {made_with}.*"
+    timed = bench_report.in_markdown(bench_report.tables(gpu, "maps", lambda result: result.seconds is not None))
+    of_attention = "![Time of a forward and of both passes, and memory, against the length](attention-speed.png)"
+    of_graph = "![Nanoseconds an edge of ours and torch_geometric's, forward and both passes](graph.png)"
+    of_ranks = "![Time against the number of ranks, of a step, measured, and of its messages, by a model](ranks.png)"
+    return {
+        "bench": f"{bench_report.chosen_table(quiet)}\n\n{picture}\n\n{note}",
+        "speed": f"{bench_report.chosen_table(quiet, bench_report.LOGSUMEXP_ROWS)}\n\n*`make bench`, {made_with}.*",
+        "bench-gpu": f"{timed}\n\n{bench_report.PAGES['maps'].says(gpu)}\n\n*{bench_report.made_with(gpu)}.*",
+        "bench-attention": f"{of_attention}\n\n{markdown(attention, group='attention')}",
+        "bench-attention-gpu": markdown(found["attention-gpu"], group="attention"),
+        "bench-heads": markdown(found["heads-cpu"], found["heads-cpu-bfloat16"], group="heads"),
+        "bench-graph": f"{of_graph}\n\n{markdown(graph, group='graph')}",
+        "bench-ranks": f"{of_ranks}\n\n{ranks_report.markdown(ranks)}",
+        "bench-dask": markdown(found["dask-cpu"], group="dask"),
+    }
 
 
 def graph_study_blocks() -> Blocks:
@@ -424,14 +396,6 @@ def show_mixtures(found: Sequence[mixtures.Chosen]) -> Blocks:
     return {"mixture": f"{mixtures_report.sentence(found)}\n\n{picture}\n\n{mixtures_report.markdown(found)}\n\n{note}"}
 
 
-def ranks_blocks() -> Blocks:
-    """Draw the times of the last benchmark of ranks, and what many send by the model, and give their tables."""
-    benchmark = read_ranks(ROOT / "benchmarks" / "ranks-cpu.json")
-    draw(ranks_report.picture(benchmark), DOCS / "ranks.png")
-    picture = "![Time against the number of ranks, of a step, measured, and of its messages, by a model](ranks.png)"
-    return {"bench-ranks": f"{picture}\n\n{ranks_report.markdown(benchmark)}"}
-
-
 def compare_attention_blocks() -> Blocks:
     """Train, write the numbers, draw what a head looks at, and give the tables."""
     settings, tasks = AttentionSettings(), [text_task(read_text(None)), digits_task()]
@@ -565,30 +529,12 @@ def times_blocks() -> Blocks:
     return {"times": f"{table}\n\n{caption('make logsumexp', estimators_report.TIMES_CAPTION, threads=1)}"}
 
 
-def dask_blocks() -> Blocks:
-    """Measure logsumexp beside plain Dask, write the numbers, and give the table."""
-    with tempfile.TemporaryDirectory() as folder, progress_bar() as progress:
-        task = progress.add_task("cases", total=len(chunked.CASES))
-        found = list(chunked.measure(Path(folder), advanced=lambda: progress.advance(task)))
-    versions = {name: metadata.version(name) for name in ("softmaxima", "dask", "numpy", "torch", "zarr")}
-    facts = made_on() | {"versions": versions, "turns": chunked.TURNS, "results": [dataclasses.asdict(each) for each in found]}
-    write_text(ROOT / "benchmarks" / "dask.json", json.dumps(facts, indent=1) + "\n")
-    note = f"Medians of {chunked.TURNS} turns, dask {versions['dask']}, its scheduler of threads, all of the cores."
-    return {"bench-dask": f"{chunked_report.markdown(found)}\n\n{caption('make bench-dask', note)}"}
-
-
 COMMANDS = {
-    "dask": dask_blocks,
     "maps": maps_blocks,
     "types": types_blocks,
     "compare": compare_blocks,
     "confirmation": confirmation_blocks,
     "bench": bench_blocks,
-    "gpu": gpu_blocks,
-    "attention": attention_blocks,
-    "heads": heads_blocks,
-    "ranks": ranks_blocks,
-    "graph": graph_blocks,
     "graph-study": graph_study_blocks,
     "gallery": gallery_blocks,
     "robustness": robustness_blocks,

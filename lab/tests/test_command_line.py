@@ -28,7 +28,6 @@ from conftest import Run, exhaustively
 from softmaxima.core import writing
 from softmaxima.core.numbers import InputError
 from softmaxima.kernels import interface
-from softmaxima_lab.bench import plan
 from softmaxima_lab.bench.machine import machine
 from softmaxima_lab.commands import main
 from softmaxima_lab.commands.compare import show
@@ -97,7 +96,7 @@ def test_every_option_has_a_help_text(run: Run) -> None:
     ("arguments", "part"),
     [
         (("nonsense",), "there is no command 'nonsense'; choose among: compare, "),
-        (("calibate",), "bench-graph, lse; did you mean 'calibrate'?; see softmaxima --help"),
+        (("calibate",), "bench, lse; did you mean 'calibrate'?; see softmaxima --help"),
         (("compare", "--nonsense"), "--nonsense"),
         (("compare", "--folds", "many"), "--folds"),
         (("compare", "--folds"), "--folds"),
@@ -112,7 +111,7 @@ def test_every_option_has_a_help_text(run: Run) -> None:
         (("compare", "--targt", "a", "one.csv"), "--targt. Did you mean --target?; see softmaxima compare --help"),
         (("compare", "one.csv", "two.csv"), "compare takes TABLE alone, got 'two.csv' besides; see softmaxima compare --help"),
         (("predict", "one.pt", "two.csv", "three.csv"), "predict takes MODEL and TABLE alone, got 'three.csv' besides"),
-        (("bench", "one.npy"), "bench takes options alone, got 'one.npy' besides; see softmaxima bench --help"),
+        (("bench", "one.npy"), "CASES: there is no group, map, loss or sum 'one.npy'; choose among: "),
         (("lse", ""), "a path is empty; name a file"),
     ],
 )
@@ -154,7 +153,7 @@ COMMANDS = {  # what they say before their work is done, and the files that are 
     "lse x.txt": (0, ()),
     "lse x.txt --json": (0, ()),
     f"compare flowers.csv --out=out {' '.join(FAST)}": (3, ("out/report.html", "out/results.csv", "out/results.json")),
-    "bench --maps=softmax --shapes=4x8 --threads=1 --peers=torch --json=b.json": (0, ("b.json",)),
+    "bench softmax --shapes=4x8 --threads=1 --peers=torch --quick --json=b.json": (0, ("b.json",)),
 }
 
 
@@ -163,7 +162,6 @@ def test_output_that_cannot_be_written_is_one_line_and_loses_no_file(
     command: str, run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(plan.SECONDS, "cpu", 0.0)
     (tmp_path / "x.txt").write_text("1 2 3")
     writes, files = COMMANDS[command]
     full, unread = OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")
@@ -192,7 +190,6 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_table(
         raise OSError(28, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(plan.SECONDS, "cpu", 0.0)
     monkeypatch.setattr(writing.os, "fsync", full)
     code, out, err = run(*command.split())
     assert (code, err.count("\n")) == (1, 1)
@@ -367,7 +364,7 @@ def test_a_warning_is_one_line_on_the_command_line(run: Run, tmp_path: Path, mon
         ("lse", "the least populated class in `y` has 1 member", "the least populated class in `y` has 1 member"),
         ("lse", "`maps` and `n_splits` are no options here", "`maps` and `n_splits` are no options here"),
         ("lse", "`file` is given by its place", "`file` is given by its place"),
-        ("bench", "`maps` is one here", "--maps is one here"),
+        ("bench", "`shapes` is one here", "--shapes is one here"),
     ],
 )
 def test_a_name_in_backticks_is_an_option_only_where_the_command_has_it(
@@ -381,7 +378,7 @@ def test_a_name_in_backticks_is_an_option_only_where_the_command_has_it(
 
     (tmp_path / "x.txt").touch()
     monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", wrong)
-    monkeypatch.setattr("softmaxima_lab.bench.plan.Settings", wrong)
+    monkeypatch.setattr("softmaxima_lab.bench.run.Settings", wrong)
     code, _, err = run(*{"lse": ("lse", str(tmp_path / "x.txt")), "bench": ("bench",)}[command])
     assert (code, err) == (2, 2 * f"softmaxima: {told}\n")
 

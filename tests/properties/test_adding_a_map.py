@@ -79,7 +79,7 @@ kernel = dataclasses.replace(map.kernel, theta=lambda weight, power: (power, wei
 swapped = dataclasses.replace(map, name="swapped", kernel=kernel)
 assert torch.equal(swapped(x, weight=0.5, power=2.0), map(x, weight=2.0, power=0.5))
 for command in (
-    ("bench", "--maps=background", "--shapes=8x16", "--peers=torch", "--quick"),
+    ("bench", "background", "--shapes=8x16", "--peers=torch", "--quick"),
     ("compare", "--maps=background", "--quick", "--folds=2", "--epochs=1", "--out={out}"),
 ):
     try:

@@ -21,12 +21,10 @@ def save_checkpoint(path: Path) -> None:
 
 
 def write_benchmark(path: Path) -> None:
-    from softmaxima_lab.bench.plan import Settings
-    from softmaxima_lab.bench.results import write
-    from softmaxima_lab.bench.run import bench
-    from softmaxima_lab.bench.subjects import choose, read_shape
+    from softmaxima_lab.bench.record import write
+    from softmaxima_lab.bench.run import Settings, bench
 
-    write(bench(Settings(shapes=(read_shape("4x8"),), peers=(), threads=1, seconds=0.0), choose(["softmax"])), path)
+    write(bench(Settings(cases=("softmax",), shapes=("4x8",), peers=(), threads=1, quick=True)), path)
 
 
 WRITERS = [save_checkpoint, write_benchmark, lambda path: write_text(path, "scores")]

@@ -1,4 +1,4 @@
-"""Attention beside `torch.nn.functional.scaled_dot_product_attention`: times, exactness, and the memory that it takes.
+"""Attention beside `torch.nn.functional.scaled_dot_product_attention`, and the memory that it takes.
 
 On a GPU also beside FlexAttention, of softmax, and adasplash, of entmax-1.5.
 """
@@ -6,11 +6,7 @@ On a GPU also beside FlexAttention, of softmax, and adasplash, of entmax-1.5.
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import date
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,164 +15,94 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import softmaxima as sm
 from softmaxima.attn.linear import CHUNK
+from softmaxima.core.contract import find_map
 from softmaxima.core.numbers import InputError
-from softmaxima.core.writing import finite, write_text
-from softmaxima_lab.bench.clocks import clock_of, measure
-from softmaxima_lab.bench.machine import commit, machine, versions
+from softmaxima_lab.bench.case import BACKWARD, FORWARD, OURS, Case, Group, Place, Trial, Wanted, by_trial, farthest, sizes_of
 from softmaxima_lab.bench.memory import peak_memory
-from softmaxima_lab.bench.peers import missing
-from softmaxima_lab.bench.subjects import DIRECTIONS, Direction
-from softmaxima_lab.bench.workers import describe
 
 HEADS, SIZE = 8, 64
-LENGTHS = (1024, 4096, 16384)
-QUICK_LENGTHS = (256,)
-GPU_LENGTHS, GPU_SIZES = (4096, 8192, 16384, 32768), (64, 128)
-MANY_KEYS = 100_000  # that one query looks at
-LINEAR = "linear_attention"  # measured too, as if it were a map
-LINEAR_LENGTHS = (1024, 4096, 16384, 65536)
+LENGTHS, MANY_KEYS = ("1024", "4096", "16384"), "1x100000"  # which one query looks at
+GPU_SIZES = tuple(f"{n}x{n}x{size}" for size in (64, 128) for n in (4096, 8192, 16384, 32768))
+LINEAR, LINEAR_LENGTHS = "linear_attention", (*LENGTHS, "65536")  # measured too, as if it were a map
 BESIDE = 16384  # queries up to which torch's softmax is measured in turns with it: beyond, a call takes minutes
 MAPS = ("softmax", "elastic_softmax", "sparsemax", "entmax15")
 CHECKED = 1024  # queries and keys on which a result is checked, of the first head
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float64: 1e-9}
 SPREAD = 4.0  # of the scores of a trained model: sparse maps keep few of them
-OURS, TORCH = "softmaxima", "torch"
+TORCH, MEMORY, CAUSAL = "torch", "memory", ", causal"
+
+Attend = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class Case:
-    """Matrices of `heads` heads, in one direction."""
-
-    map: str  # or LINEAR
-    queries: int
-    keys: int
-    causal: bool
-    direction: Direction
-    size: int = SIZE
-
-    @property
-    def shape(self) -> str:
-        return f"{self.queries}x{self.keys}" + (f", heads of {self.size}" if self.size != SIZE else "")
-
-    @property
-    def title(self) -> str:
-        return f"{self.map}{', causal' if self.causal else ''}{'' if self.direction == 'forward' else ', + backward'}"
-
-    def __str__(self) -> str:
-        return f"{self.shape}: {self.title}"
+def read_size(text: str) -> tuple[int, int, int]:
+    """(queries, keys, size of a head) of a size that is written as a length, or as these."""
+    written = "a length, or queries x keys, or queries x keys x the size of a head, as in 1024, 1x100000 or 4096x4096x128"
+    queries, *others = sizes_of(text, (1, 2, 3), written)
+    keys, size = (*others, *((queries,) if not others else ()), SIZE)[:2]
+    return queries, keys, size
 
 
-@dataclass(frozen=True)
-class Result:
-    """Seconds of ours, of torch's softmax and of others of the same map, in turns; and what share of the probabilities is not 0."""
-
-    case: Case
-    seconds: float | None = None
-    torch_seconds: float | None = None
-    ratio: tuple[float, float, float] | None = None  # torch's / ours: the median over turns, and an interval that holds half
-    support: float | None = None
-    deviation: float | None = None  # from float64, of the largest value, in units of the tolerance
-    problem: str = ""
-    others: dict[str, float | str] = field(default_factory=dict)  # seconds, or why there are none
-
-    @property
-    def operations(self) -> float:
-        """Of the two products of the forward pass, and the five of both; of linear attention those with its features, and those
-        within chunks where it is causal."""
-        case = self.case
-        if case.map == LINEAR:
-            features = 1 + SIZE + SIZE * (SIZE + 1) // 2
-            within = 2.0 * case.queries * CHUNK * (2 * SIZE + 1) if case.causal else 0.0
-            return HEADS * (2.0 * (case.queries + case.keys) * features * (SIZE + 1) + within)
-        products = 2 if case.direction == "forward" else 7
-        return products * 2.0 * HEADS * case.queries * case.keys * case.size * (0.5 if case.causal else 1.0)
+def written(size: tuple[int, int, int]) -> str:
+    return "x".join(map(str, size[:2] if size[2] == SIZE else size))
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    results: list[Result]
-    memory: dict[str, float]  # bytes beyond what tensors and their gradients take, by whose and how many queries and keys
-    date: str
-    commit: str | None
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    dtype: str
+def _cases(wanted: Wanted) -> list[Case]:
+    """Maps in both directions, and linear attention forward, at lengths; one query with many keys; and memory, on the CPU."""
+    names = wanted.names or (*MAPS, LINEAR)
+    maps = [find_map(name, "CASES") for name in names if name != LINEAR]
+    if logarithmic := [map.name for map in maps if map.properties.logarithmic]:
+        raise InputError(f"CASES: {logarithmic[0]} is left out, for it gives logarithms of probabilities; choose another")
+    on_gpu = wanted.device == "cuda"
+    usual = ("256",) if wanted.quick else GPU_SIZES if on_gpu else (*LENGTHS, MANY_KEYS)
+    dtype, *_ = wanted.dtypes or ("bfloat16" if on_gpu else "float32",)
+    sizes = [read_size(text) for text in wanted.sizes or usual]
+    linear = [read_size(text) for text in wanted.sizes or (("256",) if wanted.quick else LINEAR_LENGTHS)]
+    for size in (*sizes, *linear):
+        _refuse_what_does_not_fit(size, dtype, wanted.device)
+    found = []
+    if not (on_gpu or wanted.quick):
+        found += [Case("attention", MEMORY, written(size), "float32") for size in sizes if size[0] > 1]
+    for size in sizes:
+        for map in maps:
+            for causal in ("", CAUSAL) if (map.name == "softmax" or on_gpu) and size[0] > 1 else ("",):
+                for direction in (FORWARD, BACKWARD) if size[0] > 1 else (FORWARD,):
+                    found.append(Case("attention", map.name + causal, written(size), dtype, direction))
+    for size in linear if LINEAR in names else ():
+        found += [Case("attention", LINEAR + causal, written(size), dtype, FORWARD) for causal in ("", CAUSAL)]
+    return found
 
 
-def cases(
-    lengths: Sequence[int],
-    maps: Sequence[str],
-    many_keys: int | None,
-    linear: Sequence[int] = (),
-    sizes: Sequence[int] = (SIZE,),
-    device: str = "cpu",
-) -> list[Case]:
-    """What is measured: maps at lengths, one query with many keys, and linear attention at lengths of its own."""
-    found = [
-        Case(map, length, length, causal, direction, size)
-        for size in sizes
-        for length in lengths
-        for map in maps
-        for causal in ((False, True) if map == "softmax" or device == "cuda" else (False,))
-        for direction in DIRECTIONS
-    ]
-    found += [Case(LINEAR, length, length, causal, "forward") for length in linear for causal in (False, True)]
-    return found + [Case(map, 1, many_keys, False, "forward") for map in maps if many_keys]
+def _refuse_what_does_not_fit(size: tuple[int, int, int], dtype: str, device: str) -> None:
+    """Of queries, keys, values, output and their gradients."""
+    try:
+        torch.empty(4, HEADS, size[0] + size[1], size[2], dtype=getattr(torch, dtype), device=device)
+    except (RuntimeError, TypeError, OverflowError):
+        raise InputError(f"`shapes`: {written(size)} does not fit in memory; take smaller lengths") from None
 
 
-def refuse_what_does_not_fit(chosen: Sequence[Case], dtype: torch.dtype, device: str) -> None:
-    """Raise InputError for a case whose queries, keys, values, output and their gradients no memory holds."""
-    for case in chosen:
-        try:
-            torch.empty(4, HEADS, case.queries + case.keys, case.size, dtype=dtype, device=device)
-        except (RuntimeError, TypeError, OverflowError):
-            raise InputError(f"`lengths`: {case.shape} does not fit in memory; take smaller lengths") from None
-
-
-def bench(
-    chosen: Sequence[Case], dtype: torch.dtype, device: str, seconds: float, starting: Callable[[str], None], memory: Sequence[int]
-) -> Benchmark:
-    """Measure the cases, and the peak memory at lengths."""
-    found: dict[str, float] = {}
-    for length in memory:  # first, so that no times are lost where there is too little
-        for name in (OURS, TORCH, LINEAR):
-            starting(f"memory of {name} at {length}")
-            found[f"{name} {length}"] = peak_memory(_both_passes, name, length)
-    results = []
-    for case in chosen:
-        starting(str(case))
-        results.append(_measure(case, dtype, device, seconds))
-    return Benchmark(
-        results, found, date.today().isoformat(), commit(), machine(device), versions(device), str(dtype).removeprefix("torch.")
-    )
-
-
-def problem(case: Case, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def problem(size: tuple[int, int, int], direction: str, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
     """(queries, keys, values, a gradient of the output)."""
     rng = torch.Generator().manual_seed(0)
 
     def normal(length: int) -> Tensor:
-        return torch.randn(1, HEADS, length, case.size, generator=rng).to(device, dtype)
+        return torch.randn(1, HEADS, length, size[2], generator=rng).to(device, dtype)
 
-    query, key, value, g = normal(case.queries) * SPREAD, normal(case.keys), normal(case.keys), normal(case.queries)
-    learns = case.direction != "forward"
-    return query.requires_grad_(learns), key.requires_grad_(learns), value.requires_grad_(learns), g
+    query, key, value, g = normal(size[0]) * SPREAD, normal(size[1]), normal(size[1]), normal(size[0])
+    return *(x.requires_grad_(direction == BACKWARD) for x in (query, key, value)), g
 
 
-def _run(attend: Callable[..., Tensor], given: tuple[Tensor, ...], case: Case) -> tuple[Tensor, ...]:
+def run(attend: Attend, given: tuple[Tensor, ...], causal: bool) -> tuple[Tensor, ...]:
     query, key, value, g = given
-    with torch.set_grad_enabled(case.direction != "forward"):
-        output = attend(query, key, value, is_causal=case.causal)
-        if case.direction == "forward":
-            return (output,)
-        return output, *torch.autograd.grad(output, (query, key, value), g)
+    with torch.set_grad_enabled(query.requires_grad):
+        output = attend(query, key, value, is_causal=causal)
+        return (output, *torch.autograd.grad(output, (query, key, value), g)) if query.requires_grad else (output,)
 
 
-def _attend(map: str) -> Callable[..., Tensor]:
+def ours(map: str) -> Attend:
     return sm.linear_attention if map == LINEAR else functools.partial(sm.attention, map=map)
 
 
-def _flex(length: int) -> Callable[..., Tensor]:
+def _flex(length: int) -> Attend:
     """FlexAttention, compiled anew, for of one function the compiler keeps eight shapes."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -186,98 +112,75 @@ def _flex(length: int) -> Callable[..., Tensor]:
     return lambda q, k, v, is_causal: compiled(q, k, v, block_mask=mask() if is_causal else None)
 
 
-def _adasplash(length: int) -> Callable[..., Tensor]:
+def _adasplash(length: int) -> Attend:
     from adasplash import adasplash  # pyright: ignore[reportMissingImports]
 
     return lambda q, k, v, is_causal: adasplash(q, k, v, alpha=1.5, is_causal=is_causal)
 
 
-# On a GPU: (the map, the package that has it, its attention for so many queries and keys).
-OTHERS: dict[str, tuple[str, str, Callable[[int], Callable[..., Tensor]]]] = {
+# On a GPU: (the map, the package that has it, its attention for so many keys).
+OTHERS: dict[str, tuple[str, str, Callable[[int], Attend]]] = {
     "FlexAttention": ("softmax", "torch", _flex),
     "adasplash": ("entmax15", "adasplash", _adasplash),
 }
 
 
-def _others(case: Case, dtype: torch.dtype, device: str) -> tuple[dict[str, Callable[..., Tensor]], dict[str, float | str]]:
-    """(others of the case's map that agree with its definition, why some do not take part)."""
-    found: dict[str, Callable[..., Tensor]] = {}
-    reasons: dict[str, float | str] = {}
-    for name, (map, package, of_length) in OTHERS.items() if device == "cuda" else ():
-        if map != case.map or missing(package):
-            continue
-        try:
-            deviation = _check(case, dtype, device, of_length)[1]
-            if deviation <= 1:
-                found[name] = of_length(case.keys)
-            else:
-                reasons[name] = f"{deviation:.3g} times the tolerance away"
-        except Exception as error:  # which may be any, and ours can still be measured
-            reasons[name] = describe(error)
-    return found, reasons
+def _trial(case: Case, place: Place) -> Trial:
+    size, dtype = read_size(case.size), getattr(torch, case.dtype)
+    if case.name == MEMORY:
+        taken = {name: peak_memory(_both_passes, name, case.size) for name in (OURS, *place.peers, LINEAR)}
+        return Trial({OURS: []}, lambda name: 0.0, facts={OURS: {"memory": taken}})
+    map, causal = case.name.removesuffix(CAUSAL), case.name.endswith(CAUSAL)
+    ways: dict[str, Callable[[int], Attend]] = {OURS: lambda length: ours(map)}
+    if TORCH in place.peers and (map != LINEAR or size[0] <= BESIDE):
+        ways[TORCH] = lambda length: scaled_dot_product_attention
+    if place.device == "cuda":
+        ways |= {name: way for name, (its, package, way) in OTHERS.items() if its == map and package in place.peers}
+    short = (min(size[0], CHECKED), min(size[1], CHECKED), size[2])
+    given = problem(short, case.direction, dtype, place.device)
+    expected, support = _expected("taylor_softmax" if map == LINEAR else map, given, causal)
+
+    def check(name: str) -> float:
+        if name == TORCH:  # of softmax whatever our map is
+            return 0.0
+        found = run(ways[name](short[1]), given, causal)
+        return farthest([x[:, :1] for x in found], expected) / TOLERANCE[dtype]
+
+    whole = problem(size, case.direction, dtype, place.device)
+    calls = {name: [functools.partial(run, way(size[1]), whole, causal)] for name, way in ways.items()}
+    return Trial(calls, check, facts={OURS: {"support": support, "operations": operations(map, causal, size, case.direction)}})
 
 
-def _measure(case: Case, dtype: torch.dtype, device: str, seconds: float) -> Result:
-    support, deviation = _check(case, dtype, device, lambda length: _attend(case.map))
-    if not deviation <= 1:
-        return Result(case, deviation=deviation, problem=f"{deviation:.3g} times the tolerance away from float64")
-    given = problem(case, dtype, device)
-    calls = {OURS: [lambda: _run(_attend(case.map), given, case)]}
-    if case.map != LINEAR or case.queries <= BESIDE:
-        calls[TORCH] = [lambda: _run(scaled_dot_product_attention, given, case)]
-    others, reasons = _others(case, dtype, device)
-    calls |= {name: [functools.partial(_run, attend, given, case)] for name, attend in others.items()}
-    found = measure(clock_of(device), calls, seconds)
-    reasons |= {name: found.times[name].seconds if name in found.times else found.failed[name] for name in others}
-    quotient = found.quotients.get(TORCH)
-    times = {name: found.times[name].seconds if name in found.times else None for name in (OURS, TORCH)}
-    return Result(
-        case,
-        times[OURS],
-        times[TORCH],
-        None if quotient is None else (quotient.median, quotient.low, quotient.high),
-        support,
-        deviation,
-        "; ".join(f"{name}: {why}" for name, why in found.failed.items() if name not in others),
-        reasons,
-    )
-
-
-def _check(case: Case, dtype: torch.dtype, device: str, of_length: Callable[[int], Callable[..., Tensor]]) -> tuple[float, float]:
-    """(the share of probabilities that are not 0, how far it is from the definition in float64) on a problem cut short."""
-    short = replace(case, queries=min(case.queries, CHECKED), keys=min(case.keys, CHECKED))
-    given = problem(short, dtype, device)
-    found = _run(of_length(short.keys), given, short)
-    query, key, value, g = (x.detach()[:, :1].double().requires_grad_() for x in given)
-    scores = query @ key.transpose(-2, -1) * case.size**-0.5
-    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=device).tril() if case.causal else None
-    p = sm.find_map("taylor_softmax" if case.map == LINEAR else case.map)(scores, where=allowed)
+def _expected(map: str, given: tuple[Tensor, ...], causal: bool) -> tuple[list[Tensor], float]:
+    """(what the definition gives in float64 for the first head, the share of probabilities that are not 0)."""
+    learns = given[0].requires_grad
+    query, key, value, g = (x.detach()[:, :1].double().requires_grad_(learns) for x in given)
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril() if causal else None
+    p = sm.find_map(map)(scores, where=allowed)
     output = p @ value
-    expected = [output]
-    if case.direction != "forward":
-        expected += torch.autograd.grad(output, (query, key, value), g.detach())
-    pairs = [(a.detach()[:, :1].double(), b.detach()) for a, b in zip(found, expected, strict=True)]
-    far = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
-    return float((p.detach() != 0).double().mean()), far / TOLERANCE[dtype]
+    slopes = torch.autograd.grad(output, (query, key, value), g.detach()) if learns else ()
+    return [output.detach(), *slopes], float((p.detach() != 0).double().mean())
 
 
-def _both_passes(name: str, length: int) -> Callable[[], Any]:
+def operations(map: str, causal: bool, size: tuple[int, int, int], direction: str) -> float:
+    """Of the two products of the forward pass, and the five of both; of linear attention those with its features, and those within
+    chunks where it is causal."""
+    queries, keys, width = size
+    if map == LINEAR:
+        features = 1 + SIZE + SIZE * (SIZE + 1) // 2
+        within = 2.0 * queries * CHUNK * (2 * SIZE + 1) if causal else 0.0
+        return HEADS * (2.0 * (queries + keys) * features * (SIZE + 1) + within)
+    return (2 if direction == FORWARD else 7) * 2.0 * HEADS * queries * keys * width * (0.5 if causal else 1.0)
+
+
+def _both_passes(name: str, size: str) -> Callable[[], Any]:
     """A forward and a backward pass of softmax, which have been made on a little."""
-    case = Case("softmax", length, length, False, "forward+backward")
-    given = problem(case, torch.float32, "cpu")
-    attend = scaled_dot_product_attention if name == TORCH else _attend("softmax" if name == OURS else name)
-    small = replace(case, queries=16, keys=16)
-    _run(attend, problem(small, torch.float32, "cpu"), small)
-    return lambda: _run(attend, given, case)
+    given = problem(read_size(size), BACKWARD, torch.float32, "cpu")
+    attend = scaled_dot_product_attention if name == TORCH else ours("softmax" if name == OURS else name)
+    run(attend, problem((16, 16, SIZE), BACKWARD, torch.float32, "cpu"), causal=False)
+    return lambda: run(attend, given, causal=False)
 
 
-def write(benchmark: Benchmark, path: Path) -> None:
-    """Write the JSON. The file appears complete or not at all."""
-    write_text(path, json.dumps(finite(asdict(benchmark)), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read(path: Path) -> Benchmark:
-    """The benchmark in a file."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    results = [Result(**{**entry, "case": Case(**entry["case"])}) for entry in record["results"]]
-    return Benchmark(**{**record, "results": results})
+PACKAGES = {"cpu": (TORCH,), "cuda": (TORCH, "adasplash")}
+ATTENTION = Group(_cases, by_trial(_trial), PACKAGES, {"cpu": 2.0, "cuda": 2.0})

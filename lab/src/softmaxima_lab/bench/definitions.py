@@ -16,7 +16,8 @@ from torch import Tensor
 
 from softmaxima.lse.bounds.intervals import Interval
 from softmaxima.maps import Map
-from softmaxima_lab.bench.subjects import IGNORED, Computed, Problem, Shape, Subject
+from softmaxima_lab.bench.case import FORWARD, WrongResultError
+from softmaxima_lab.bench.maps import IGNORED, Computed, Problem, Shape, Subject, call
 from softmaxima_lab.bench.sums import Sum
 
 COMPARED, LEAST_ROWS = 1 << 16, 6  # scores that are compared with their definition, in at least so many rows
@@ -146,7 +147,7 @@ def _expect_loss(subject: Subject, given: Problem, pick: Callable) -> Expected:
     mean = every.double().sum() / counted
     # p − y loses what is below the rounding of 1, and the margin losses multiply it by 64.
     eps = max(torch.finfo(every.dtype).eps, LAST_DIGITS)
-    rounding = (64 if subject.on_cosines else 1) * eps / counted
+    rounding = (64 if loss.on_cosines else 1) * eps / counted
     # Beside a label the gradient is p/N, far smaller than the label's own.
     others = _largest(torch.where(y == y.amax(-1, keepdim=True), 0.0, gradient))
     size = torch.where(y == y.amax(-1, keepdim=True), _largest(gradient), torch.where(others == 0, _largest(gradient), others))
@@ -182,65 +183,67 @@ def _without_infinities(values: Tensor) -> Tensor:
 # The comparison ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """How far a call is from what is right: in units of the tolerance of the dtype, at most 1 being right; and the largest error of
-    a value, absolute.
-    """
-
-    units: float
-    error: float
-    source: str = "the float64 definition"  # what it is so far from
-
-
-def deviation(expected: Expected, computed: Computed, dtype: torch.dtype, *, selection: bool = False) -> Deviation:
-    """Errors as shares of the row's largest, in units of TOLERANCE; of a selection by someone else, who may take another of equal
-    scores, only those of the ordered values. NaN anywhere, also in rows that are not compared, is infinitely far.
+def deviation(expected: Expected, computed: Computed, dtype: torch.dtype, *, selection: bool = False) -> float:
+    """How far a call is from what is right, in units of the tolerance: errors as shares of the row's largest. Of a selection by
+    someone else, who may take another of equal scores, only those of the ordered values. NaN anywhere, also in rows that are not
+    compared, is infinitely far.
     """
     value, gradient = computed
     if isinstance(value, Interval):
         return _deviation_of_interval(expected, value, dtype)
     value = torch.as_tensor(value).detach()
     if bool(expected.value.isnan().any() or expected.gradient.isnan().any()):
-        return Deviation(math.inf, math.inf)  # the definition itself fails
+        return math.inf  # the definition itself fails
     if any(bool(result.isnan().any()) for result in (value, gradient) if result is not None):
-        return Deviation(math.inf, math.inf)
+        return math.inf
     spacing = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # of the numbers next to 0
     device = expected.value.device
     values, right = expected.pick(value.to(device)) if expected.value.ndim else value.to(device).double(), expected.value
     if selection:
         values, right = values.sort(-1).values, right.sort(-1).values
-    units, error = _worst(values, right, expected.value_size, spacing, expected.value_decided)
+    units = _worst(values, right, expected.value_size, spacing, expected.value_decided)
     if gradient is not None and not selection:
-        allowed = spacing + expected.rounding
-        found = expected.pick(gradient.to(device))
-        slope, _ = _worst(found, expected.gradient, expected.gradient_size, allowed, expected.decided)
+        found, allowed = expected.pick(gradient.to(device)), spacing + expected.rounding
+        slope = _worst(found, expected.gradient, expected.gradient_size, allowed, expected.decided)
         units = max(units, slope / GRADIENT_SLACK)
-    return Deviation(units / TOLERANCE[dtype], error)
+    return units / TOLERANCE[dtype]
 
 
-def deviation_of_each_row(expected: Expected, every: Tensor, dtype: torch.dtype) -> float:
-    """How far our loss of each row is from its definition, in units of the tolerance."""
-    right: Tensor = expected.each  # type: ignore[assignment]
-    return _worst(expected.pick(every), right, right.abs().clamp_min(1.0), 0.0, None)[0] / TOLERANCE[dtype]
+def deviation_of_ours(subject: Subject, given: Problem, expected: Expected, computed: Computed, dtype: torch.dtype) -> float:
+    """The same, and of a loss also that of each row."""
+    found = deviation(expected, computed, dtype)
+    if expected.each is None:
+        return found
+    every = expected.pick(of_each_row(subject, given))
+    return max(found, _worst(every, expected.each, expected.each.abs().clamp_min(1.0), 0.0, None) / TOLERANCE[dtype])
 
 
-def _deviation_of_interval(expected: Expected, found: Interval, dtype: torch.dtype) -> Deviation:
-    """0 for ends that hold the value, up to the rounding of that, and are as tight as they are defined to be, up to the rounding
-    outward to the dtype; else +∞.
+def check_ours(subject: Subject, given: Problem, expected: Expected, direction: str, dtype: torch.dtype) -> float:
+    """How far we are from what is expected, where the memory of results holds NaN before.
+
+    Raises WrongResultError where the same rows in another order give something else, which tells of rows that are not compared.
     """
-    lower, upper = expected.pick(found.lower), expected.pick(found.upper)
-    slack = 8 * torch.finfo(torch.float64).eps * expected.value_size
-    right = (lower <= expected.value + slack) & (upper >= expected.value - slack)
-    lowest, highest = expected.ends or (expected.value, expected.value)
-    rounding = max(2 * torch.finfo(dtype).eps, TOLERANCE[dtype]) * expected.value_size
-    tight = (lower >= lowest - rounding) & (upper <= highest + rounding)
-    every = torch.as_tensor(found.upper).double() - torch.as_tensor(found.lower).double()
-    far = 0.0 if bool(right.all() and tight.all() and (every >= 0).all()) else math.inf
-    return Deviation(far, far)
+    _poison(given.x)
+    order = _another_order(given)
+    moved = given.with_rows(order)
+    with torch.set_grad_enabled(direction != FORWARD):
+        computed, again = (call(subject, each, direction)() for each in (given, moved))
+    found = deviation_of_ours(subject, given, expected, computed, dtype)
+    if subject.kind == "loss":
+        computed, again = ((of_each_row(subject, each), slope) for each, (_, slope) in ((given, computed), (moved, again)))
+    displaced = _displacement(subject, given, computed, again, order, dtype)
+    if displaced > max(found, 1.0):
+        raise WrongResultError(f"{displaced:.3g} times the tolerance away from the same rows in another order")
+    return found
 
 
-def displacement(subject: Subject, given: Problem, found: Computed, moved: Computed, order: Tensor, dtype: torch.dtype) -> float:
+def _another_order(given: Problem) -> Tensor:
+    """A cycle through all rows at random: some row of any set of them, but of all, comes to a place outside it."""
+    cycle = torch.randperm(given.shape.rows, generator=torch.Generator().manual_seed(given.seed))
+    return torch.empty_like(cycle).index_copy(0, cycle, cycle.roll(1)).to(given.x.device)
+
+
+def _displacement(subject: Subject, given: Problem, found: Computed, moved: Computed, order: Tensor, dtype: torch.dtype) -> float:
     """How far `moved`, the result on rows in this order, is from the rows of `found` in this order, in units of the tolerance: 0
     where the place of a row does not matter, next to nothing where it decides on a last digit.
     """
@@ -252,7 +255,7 @@ def displacement(subject: Subject, given: Problem, found: Computed, moved: Compu
             continue
         here, there = here.double(), there.double()
         sizes = _without_infinities(here).abs()
-        units, _ = _worst(there, here, (sizes + sizes.mean(-1, keepdim=True)).clamp_min(least), 0.0, None)
+        units = _worst(there, here, (sizes + sizes.mean(-1, keepdim=True)).clamp_min(least), 0.0, None)
         furthest = max(furthest, math.inf if math.isnan(units) else units / GRADIENT_SLACK / TOLERANCE[dtype])
     return furthest
 
@@ -263,16 +266,30 @@ def _parts(computed: Computed) -> list[Tensor]:
     return [torch.as_tensor(each).detach() for each in (*values, gradient) if each is not None]
 
 
-def _worst(values: Tensor, right: Tensor, size: Tensor, allowed: float, decided: Tensor | None) -> tuple[float, float]:
-    """(the largest error beyond what is allowed, as a share of `size`; the largest error)."""
+def _deviation_of_interval(expected: Expected, found: Interval, dtype: torch.dtype) -> float:
+    """0 for ends that hold the value, up to the rounding of that, and are as tight as they are defined to be, up to the rounding
+    outward to the dtype; else +∞.
+    """
+    lower, upper = expected.pick(found.lower), expected.pick(found.upper)
+    slack = 8 * torch.finfo(torch.float64).eps * expected.value_size
+    right = (lower <= expected.value + slack) & (upper >= expected.value - slack)
+    lowest, highest = expected.ends or (expected.value, expected.value)
+    rounding = max(2 * torch.finfo(dtype).eps, TOLERANCE[dtype]) * expected.value_size
+    tight = (lower >= lowest - rounding) & (upper <= highest + rounding)
+    every = torch.as_tensor(found.upper).double() - torch.as_tensor(found.lower).double()
+    return 0.0 if bool(right.all() and tight.all() and (every >= 0).all()) else math.inf
+
+
+def _worst(values: Tensor, right: Tensor, size: Tensor, allowed: float, decided: Tensor | None) -> float:
+    """The largest error beyond what is allowed, as a share of `size`."""
     error = torch.where(values == right, 0.0, (values - right).abs())
     if decided is not None:
         error = error.where(decided, 0.0)
     beyond = (error - allowed).clamp_min(0.0)
-    return float(torch.where(beyond == 0, 0.0, beyond / size).max()), float(error.max())
+    return float(torch.where(beyond == 0, 0.0, beyond / size).max())
 
 
-def poison(x: Tensor) -> None:
+def _poison(x: Tensor) -> None:
     """Leave NaN in the memory that results like x are likely to be given, so that what a kernel does not write is seen."""
     if x.is_floating_point():
         blocks = [torch.full_like(x, math.nan) for _ in range(2)]

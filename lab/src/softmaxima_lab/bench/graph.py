@@ -1,91 +1,41 @@
-"""Maps and sums over the edges of a graph: seconds beside those of torch_geometric, and of a copy of the scores.
+"""Maps and sums over the edges of a graph beside those of torch_geometric, and of a copy of the scores.
 
-The graph is drawn: degrees of a power law, so that most nodes have few edges and some have thousands. All ways have turns in the
-same pass, so that what slows one slows all.
+The graph is drawn: degrees of a power law, so that most nodes have few edges and some have thousands.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import date
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.core.writing import finite, write_text
-from softmaxima_lab.bench.clocks import Clock, Quotient, clock_of
-from softmaxima_lab.bench.machine import commit, installed, machine, versions
+from softmaxima.core.numbers import InputError, check_choice
+from softmaxima_lab.bench.case import FORWARD, OURS, Case, Group, Place, Trial, Wanted, by_trial, directions, sizes_of
+from softmaxima_lab.bench.clock import clock_of
 
-EDGES, MEAN_DEGREE, EXPONENT = 10_000_000, 10, 1.6
+EDGES, QUICK_EDGES, MEAN_DEGREE, EXPONENT = "10000000", "100000", 10, 1.6
 TASKS = ("softmax", "logsumexp", "sparsemax")
-ORDERS = ("in order", "in any order")
-STEPS = ("forward", "forward and backward")
-PASSES = 5
-OURS, INDEX, PEER = "Segments", "index", "torch_geometric"
-TOLERANCE = 1e-5  # of float32, as a share of a number, or of the largest of a node
+IN_ORDER, ANY_ORDER = ", edges in order", ", edges in any order"
+INDEX, PEER = "index", "torch_geometric"
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # as a share of a number, or of the largest of a node
 LEAST = 0.1  # what smaller ones of a node are taken for: gradients may be 0 by cancellation
 SAMPLED = 300  # nodes, of as many lengths, that are held to the definition
 
 
-@dataclass(frozen=True)
-class Case:
-    """A function of the edges of a graph, whose index is in order or not."""
-
-    task: str
-    step: str
-    order: str
-
-    def __str__(self) -> str:
-        return f"{self.task}, {self.step}, edges {self.order}"
-
-
-@dataclass(frozen=True)
-class Result:
-    """Seconds by who takes them, and the time of each / that of ours with `Segments` of the same turns."""
-
-    case: Case
-    seconds: dict[str, float]
-    ratios: dict[str, Quotient]
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    edges: int
-    nodes: int
-    largest: int  # the most edges of a node
-    copy: float  # seconds to copy the scores of all edges
-    results: list[Result]
-    date: str = ""
-    commit: str | None = None
-    machine: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-
-
-def bench(edges: int, tasks: Sequence[str], passes: int, starting: Callable[[str], None], device: str = "cpu") -> Benchmark:
-    """Measure the tasks on a graph of so many edges, in order and in any."""
-    clock = clock_of(device)
-    index, nodes = power_law(edges)
-    index = index.to(device)
-    x = torch.randn(edges, generator=torch.Generator().manual_seed(1)).to(device)
-    orders = {ORDERS[0]: index, ORDERS[1]: index[torch.randperm(edges, generator=torch.Generator().manual_seed(2)).to(device)]}
-    results = []
-    for task, step in itertools.product(tasks, STEPS):
-        starting(f"{task}, {step}")
-        results += [_measure(Case(task, step, order), x, own, nodes, passes, clock) for order, own in orders.items()]
-    to = torch.empty_like(x)
-    copy = median(clock.burst(lambda: to.copy_(x), 2 * passes + 1))
-    found = {**versions(device), **installed("torch-geometric")}
-    largest = int(index.bincount().max()) if edges else 0
-    return Benchmark(edges, nodes, largest, copy, results, date.today().isoformat(), commit(), machine(device), found)
+def _cases(wanted: Wanted) -> list[Case]:
+    try:
+        import softmaxima.graph  # noqa: F401 - which says what is missing
+    except ImportError as error:
+        raise InputError(str(error)) from None
+    tasks = tuple(check_choice("bench", "CASES", name, TASKS) for name in wanted.names) or TASKS
+    sizes = [str(*sizes_of(text, 1, "a number of edges")) for text in wanted.sizes or (QUICK_EDGES if wanted.quick else EDGES,)]
+    dtypes = [check_choice("bench", "dtype", dtype, tuple(TOLERANCE)) for dtype in wanted.dtypes or ("float32",)]
+    return directions([task + order for task in tasks for order in (IN_ORDER, ANY_ORDER)], sizes, dtypes, "graph")
 
 
 def power_law(edges: int) -> tuple[Tensor, int]:
@@ -95,103 +45,55 @@ def power_law(edges: int) -> tuple[Tensor, int]:
     weights = (1 - uniform) ** (-1 / EXPONENT)
     ends = (weights.cumsum(0) / weights.sum() * edges).round().long()
     ends[-1] = edges
-    degrees = ends.diff(prepend=ends.new_zeros(1))
-    return torch.arange(nodes).repeat_interleave(degrees), nodes
+    return torch.arange(nodes).repeat_interleave(ends.diff(prepend=ends.new_zeros(1))), nodes
 
 
-def _measure(case: Case, x: Tensor, index: Tensor, nodes: int, passes: int, clock: Clock) -> Result:
-    calls = dict(_ways(case, x, index, nodes))
-    values = {way: call().cpu() for way, call in calls.items()}
-    turns: dict[str, dict[int, list[float]]] = {way: {} for way in calls}
-    for number, (way, call) in itertools.product(range(passes), calls.items()):
-        turns[way][number] = clock.burst(call, 1)
-    seconds = {way: median(itertools.chain.from_iterable(each.values())) for way, each in turns.items()}
-    ratios = {way: quotient for way in calls if way != OURS and (quotient := Quotient.of(turns[way], turns[OURS])) is not None}
-    return Result(case, seconds, ratios, problem_of(case, values, x.cpu(), index.cpu(), nodes))
+@functools.lru_cache(maxsize=1)
+def _problem(edges: int, order: str, dtype: str, device: str) -> tuple[Tensor, Tensor, int]:
+    """(scores, the node of each, how many nodes there are)."""
+    index, nodes = power_law(edges)
+    if order == ANY_ORDER:
+        index = index[torch.randperm(edges, generator=torch.Generator().manual_seed(2))]
+    x = torch.randn(edges, generator=torch.Generator().manual_seed(1)).to(device, getattr(torch, dtype))
+    return x, index.to(device), nodes
 
 
-def problem_of(case: Case, values: Mapping[str, Tensor], x: Tensor, index: Tensor, nodes: int) -> str:
-    """What is wrong with results, where anything is: ours is held to the definition at nodes of all lengths, all else to ours.
+def _trial(case: Case, place: Place) -> Trial:
+    task, _, order = case.name.partition(", ")
+    x, index, nodes = _problem(int(case.size), ", " + order, case.dtype, place.device)
+    calls = {name: _step(function, x, case.direction) for name, function in ways(task, index, nodes, place.peers).items()}
+    to, clock = torch.empty_like(x), clock_of(place.device)
+    facts = {"nodes": nodes, "largest": int(index.bincount().max()), "copy": median(clock.burst(lambda: to.copy_(x), 11))}
+    right, value = Definition(task, case.direction, x.cpu(), index.cpu(), nodes), calls[OURS]().cpu()
 
-    Nothing but the sum of a node without edges is infinite here, and nothing is NaN.
-    """
-    ours = values[OURS]
-    lengths = index.bincount(minlength=nodes)
-    of_nodes = (case.task, case.step) == ("logsumexp", STEPS[0])
-    finite = ours.isfinite() | (lengths == 0) & (ours == -math.inf) if of_nodes else ours.isfinite()
-    if not bool(finite.all()):
-        return f"{int((~finite).sum())} of {len(ours)} numbers of ours are not finite"
-    g = _sensitivity(torch.Size([nodes]) if case.task == "logsumexp" else x.shape)
-    for node, edges in _sampled(index, lengths):
-        places = torch.tensor([node]) if of_nodes else edges
-        expected = _defined(case, x[edges], g[[node]] if case.task == "logsumexp" else g[edges])
-        apart = float((ours[places].double() - expected).abs().max() / expected.abs().max().clamp(min=LEAST))
-        if not apart <= TOLERANCE:
-            return f"ours is {apart:.2g} away from the definition at a node of {len(edges)} edges"
-    for way, value in values.items():
-        close = torch.isclose(value, ours, rtol=TOLERANCE, atol=TOLERANCE / 10)
-        if not bool(close.all()):
-            return f"{int((~close).sum())} of {len(ours)} numbers of {way} are not ours"
-    return ""
+    def off(name: str, found: Tensor) -> float:
+        """Of ours beside the definition, of others beside ours too."""
+        close = torch.isclose(found.cpu(), value, rtol=TOLERANCE[case.dtype], atol=TOLERANCE[case.dtype] / 10)
+        return right.deviation(found.cpu()) if bool(close.all()) else math.inf
+
+    return Trial({name: [run] for name, run in calls.items()}, lambda name: off(name, calls[name]()), off, facts={OURS: facts})
 
 
-def _sampled(index: Tensor, lengths: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(a node, its edges): the first of each length, or of so many lengths from the shortest to the longest."""
-    order, ends = index.argsort(stable=True), lengths.cumsum(0).tolist()
-    first = {length: node for node, length in reversed(list(enumerate(lengths.tolist()))) if length}
-    known = sorted(first)
-    places = torch.linspace(0, len(known) - 1, min(len(known), SAMPLED)).round().long().tolist() if known else []
-    for length in (known[place] for place in places):
-        yield first[length], order[ends[first[length]] - length : ends[first[length]]]
-
-
-def _defined(case: Case, x: Tensor, g: Tensor) -> Tensor:
-    """What the definition gives for one node, in float64: [edges], or [1] of a sum."""
-    x = x.double().requires_grad_()
-    value = DEFINITIONS[case.task](x)
-    return value.detach() if case.step == STEPS[0] else torch.autograd.grad(value, x, g.double())[0]
-
-
-def _of_sparsemax(x: Tensor) -> Tensor:
-    z = x.sort(descending=True).values
-    candidates = (z.cumsum(0) - 1) / torch.arange(1, len(z) + 1)
-    return (x - candidates[int((z > candidates).sum()) - 1]).relu()
-
-
-DEFINITIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda x: x.exp() / x.exp().sum(),
-    "logsumexp": lambda x: x.exp().sum(0, keepdim=True).log(),
-    "sparsemax": _of_sparsemax,
-}
-
-
-def _ways(case: Case, x: Tensor, index: Tensor, nodes: int) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def ways(task: str, index: Tensor, nodes: int, peers: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
     """Ours with segments that are known, as those of all layers but the first are; with an index; and torch_geometric's."""
     segments = sm.Segments(index, nodes)
-
-    def ours(of: Any, count: int | None = None) -> Callable[[Tensor], Tensor]:
-        if case.task == "logsumexp":
-            return lambda x: sm.segment_logsumexp(x, of, count)
-        return lambda x: sm.segment_map(case.task, x, of, count)
-
-    functions = {OURS: ours(segments), INDEX: ours(index, nodes)}
-    if case.task in PEERS:
-        functions[PEER] = lambda x: PEERS[case.task](x, index, nodes)
-    for way, function in functions.items():
-        yield way, _step(case, function, x)
+    if task == "logsumexp":
+        found = {OURS: lambda x: sm.segment_logsumexp(x, segments), INDEX: lambda x: sm.segment_logsumexp(x, index, nodes)}
+    else:
+        found = {OURS: lambda x: sm.segment_map(task, x, segments), INDEX: lambda x: sm.segment_map(task, x, index, nodes)}
+    return found | ({PEER: lambda x: PEERS[task](x, index, nodes)} if task in PEERS and PEER in peers else {})
 
 
-def _step(case: Case, function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
-    if case.step == STEPS[0]:
+def _step(function: Callable[[Tensor], Tensor], x: Tensor, direction: str) -> Callable[[], Tensor]:
+    if direction == FORWARD:
         return lambda: function(x)
     own = x.clone().requires_grad_()
-    shape = function(x).shape
-    g = _sensitivity(shape).to(x.device)
+    g = _sensitivity(function(x)).to(x.device)
     return lambda: torch.autograd.grad(function(own), own, g)[0]
 
 
-def _sensitivity(shape: torch.Size) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+def _sensitivity(values: Tensor) -> Tensor:
+    return torch.randn(values.shape, generator=torch.Generator().manual_seed(3), dtype=values.dtype)
 
 
 def _softmax(x: Tensor, index: Tensor, nodes: int) -> Tensor:
@@ -211,17 +113,52 @@ def _logsumexp(x: Tensor, index: Tensor, nodes: int) -> Tensor:
 PEERS = {"softmax": _softmax, "logsumexp": _logsumexp}  # torch_geometric has no sparsemax
 
 
-def write(benchmark: Benchmark, path: Path) -> None:
-    """Write the JSON. The file appears complete or not at all."""
-    write_text(path, json.dumps(finite(asdict(benchmark)), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+# What is right ----------------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> Benchmark:
-    """The benchmark in a file."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    return Benchmark(**{**record, "results": [_result(entry) for entry in record["results"]]})
+def _sparsemax(x: Tensor) -> Tensor:
+    z = x.sort(descending=True).values
+    candidates = (z.cumsum(0) - 1) / torch.arange(1, len(z) + 1)
+    return (x - candidates[int((z > candidates).sum()) - 1]).relu()
 
 
-def _result(entry: dict[str, Any]) -> Result:
-    ratios = {name: Quotient(**quotient) for name, quotient in entry["ratios"].items()}
-    return Result(**{**entry, "case": Case(**entry["case"]), "ratios": ratios})
+DEFINITIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: x.exp() / x.exp().sum(),
+    "logsumexp": lambda x: x.exp().sum(0, keepdim=True).log(),
+    "sparsemax": _sparsemax,
+}
+
+
+class Definition:
+    """What the definition gives in float64 at the first node of each length, or of so many lengths from short to long."""
+
+    def __init__(self, task: str, direction: str, x: Tensor, index: Tensor, nodes: int) -> None:
+        self.lengths, self.of_nodes = index.bincount(minlength=nodes), (task, direction) == ("logsumexp", FORWARD)
+        order, ends = index.argsort(stable=True), self.lengths.cumsum(0).tolist()
+        first = {length: node for node, length in reversed(list(enumerate(self.lengths.tolist()))) if length}
+        known = sorted(first)
+        places = torch.linspace(0, len(known) - 1, min(len(known), SAMPLED)).round().long().tolist()
+        g = _sensitivity(torch.empty(nodes if task == "logsumexp" else len(x), dtype=x.dtype)).double()
+        self.expected: list[tuple[Tensor, Tensor]] = []  # (places, values)
+        for length in (known[place] for place in places):
+            node = torch.tensor([first[length]])
+            edges = order[ends[first[length]] - length : ends[first[length]]]
+            with torch.enable_grad():
+                own = x[edges].double().requires_grad_()
+                value = DEFINITIONS[task](own)
+                along = g[node if task == "logsumexp" else edges]
+                value = value.detach() if direction == FORWARD else torch.autograd.grad(value, own, along)[0]
+            self.expected.append((node if self.of_nodes else edges, value))
+        self.tolerance = TOLERANCE[str(x.dtype).removeprefix("torch.")]
+
+    def deviation(self, found: Tensor) -> float:
+        """The largest error at a node, in units of the tolerance. Only the sum of a node without edges is infinite."""
+        empty = (self.lengths == 0) & (found == -math.inf) if self.of_nodes else torch.tensor(False)
+        if not bool((found.isfinite() | empty).all()):
+            return math.inf
+        errors = ((found[at].double() - value).abs().max() / value.abs().max().clamp(min=LEAST) for at, value in self.expected)
+        return float(max(errors)) / self.tolerance
+
+
+PACKAGES = {"cpu": (PEER,), "cuda": (PEER,)}
+GRAPH = Group(_cases, by_trial(_trial), PACKAGES, passes=5, quick=2, extra=("torch-geometric",))

@@ -18,7 +18,8 @@ from torch import Tensor
 from softmaxima.kernels import native
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
-from softmaxima_lab.bench.subjects import Direction, Problem, Shape, Subject
+from softmaxima_lab.bench.case import FORWARD
+from softmaxima_lab.bench.maps import Problem, Shape, Subject
 
 PARTIAL_SORT = 100  # the entmax package's k: faster than its full sort where the support is smaller, and exact anyway
 COMPILED, OUR_CPU = "torch.compile", "softmaxima CPU"
@@ -269,16 +270,16 @@ def stated_peers(subject: Subject) -> tuple[Peer, ...]:
     return PEERS.get(subject.title, PEERS.get(subject.name, ()))
 
 
-def peers_of(subject: Subject, shape: Shape, packages: Iterable[str], direction: Direction) -> Iterator[Peer]:
+def peers_of(subject: Subject, shape: Shape, packages: Iterable[str], direction: str) -> Iterator[Peer]:
     """The peers that take part on a shape, of the packages that are there."""
     is_last = shape.axis == len(shape.sizes) - 1
-    for peer in _all_peers(subject, packages):
-        if shape.n > peer.above and (is_last or not peer.last_axis) and (peer.differentiable or direction == "forward"):
+    for peer in _all_peers(subject, tuple(packages)):
+        if shape.n > peer.above and (is_last or not peer.last_axis) and (peer.differentiable or direction == FORWARD):
             yield peer
 
 
-def _all_peers(subject: Subject, packages: Iterable[str]) -> Iterator[Peer]:
-    packages, stated = tuple(packages), stated_peers(subject)
+def _all_peers(subject: Subject, packages: tuple[str, ...]) -> Iterator[Peer]:
+    stated = stated_peers(subject)
     yield from (peer for peer in stated if peer.package in packages)
     if COMPILED in packages:
         torch.compiler.reset()  # after some shapes a function would not be compiled again
@@ -286,4 +287,4 @@ def _all_peers(subject: Subject, packages: Iterable[str]) -> Iterator[Peer]:
             if peer.package == "torch":
                 yield Peer(COMPILED, COMPILED, torch.compile(peer.function, dynamic=False))
     if OUR_CPU in packages:
-        yield Peer(OUR_CPU, OUR_CPU, subject)
+        yield Peer(OUR_CPU, OUR_CPU, subject, waits=True)

@@ -1,52 +1,152 @@
-"""bench: every map and loss, logsumexp and its relatives, beside what people use today, in the same run, on the CPU or a GPU.
+"""The benchmark: groups of cases, each checked against its float64 definition and then timed in turns with its peers.
 
-Nothing is timed before its values, and with the backward pass its gradients, agree with the float64 definition on some rows, and
-the results on all rows in another order are the same rows in that order. Then ours and the peers take turns, and a result that
-comes after the last that is timed must agree with the definition too.
-
-    ratio      time of the peer / time of ours in the same turn, the median over turns, with an interval (clocks.Quotient): where 1
-               is in it neither is faster, and where its ends are more than a factor 2 apart the row is unreliable
-    bytes      inputs read once + outputs written once, the traffic that no implementation can avoid. Forward: x → p. With the
-               backward pass: x and the upstream gradient g → p and ∂x for a map, x → ∂x for a loss, as if both were one kernel.
-    copy       x → out by `out.copy_(x)`, the bandwidth that a result is held against
-    floor      the time of `x.clone()` and of `x.amax(axis)` in the same turns: the result allocated and written, and one more read
-               of the row
-
-Forward is timed under `no_grad` on scores without grad; the backward pass with a fixed upstream gradient, for a loss with that of
-its mean. On a GPU kernels run in processes of their own, so that one that crashes or hangs is named and the rest goes on.
+Nothing is timed before it is right, and a result that comes after the last that is timed must be right too. On a GPU cases run in
+processes of their own, so that a kernel that crashes or hangs is named and the rest goes on; they are checked by all processes,
+which compiles their kernels into the caches on disk, and then timed by one.
 """
 
 from __future__ import annotations
 
-import datetime
 import functools
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from softmaxima.core.numbers import InputError
-from softmaxima_lab.bench.checks import check
-from softmaxima_lab.bench.clocks import Measured
-from softmaxima_lab.bench.machine import commit, machine, versions
+from softmaxima_lab.bench.attention import ATTENTION
+from softmaxima_lab.bench.case import Case, Found, Group, Peer, Place, Result, Wanted
+from softmaxima_lab.bench.dask import DASK
+from softmaxima_lab.bench.graph import GRAPH
+from softmaxima_lab.bench.heads import HEADS
+from softmaxima_lab.bench.machine import installed, machine, versions
 from softmaxima_lab.bench.peers import missing
-from softmaxima_lab.bench.plan import Plan, RowTask, Settings, plan
-from softmaxima_lab.bench.results import Benchmark, Overhead, PeerResult, Row
-from softmaxima_lab.bench.subjects import Subject, choose
-from softmaxima_lab.bench.tasks import FLOOR, OURS, check_row, row_of, time_ground, time_overheads, time_row
-from softmaxima_lab.bench.workers import LATE, Lost, Workers
+from softmaxima_lab.bench.ranks import RANKS
+from softmaxima_lab.bench.record import Benchmark
+from softmaxima_lab.bench.rows import KERNELS, MAPS_GROUP
+from softmaxima_lab.bench.workers import Lost, Workers
 
-LIMIT = 90.0  # seconds of a task on a GPU, compilers and tuners of peers included, before it counts as hanging
-CHECKING = 0.4  # of a budget at most, for rows of awkward lengths; the rest is for speed
-WAVE = 48  # rows on a GPU are checked by all processes, then timed by one, so many at a time
+GROUPS: dict[str, Group] = {
+    "kernels": KERNELS,
+    "maps": MAPS_GROUP,
+    "attention": ATTENTION,
+    "heads": HEADS,
+    "graph": GRAPH,
+    "ranks": RANKS,
+    "dask": DASK,
+}
+USUAL = {"cpu": ("maps",), "cuda": ("kernels", "maps")}
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+MOST = 1024  # threads, and neighbours
+LIMIT = 90.0  # seconds of a case on a GPU, compilers and tuners of peers included, before it counts as hanging
+CHECKING = 0.4  # of a budget at most, for what is not timed; the rest is for speed
+WAVE = 48  # cases on a GPU that are checked by all processes, then timed by one
 MEMORY = 14 << 30  # bytes of a GPU for a process that checks: sorts of 1 GiB of scores take 10 GiB
 SAVED = 5.0  # seconds from one saving of what was found to the next
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long. What is None or empty is as each group has it."""
+
+    cases: tuple[str, ...] = ()  # groups, or GROUP/NAME, or names of maps, losses and sums
+    shapes: tuple[str, ...] = ()
+    peers: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] = ()
+    device: str = "cpu"
+    threads: int | None = None
+    neighbours: int = 0  # processes that do nothing but take time of the processor
+    budget: float = math.inf  # seconds for everything
+    quick: bool = False
+    seed: int = 0
+    processes: int | None = None  # by default as many as a GPU has room for, and none but this one on the CPU
+
+    def __post_init__(self) -> None:
+        if self.device not in USUAL:
+            raise InputError(f"`device` must be one of {', '.join(USUAL)}, got {self.device!r}")
+        known = tuple(dict.fromkeys(name for group in self.names for name in GROUPS[group].packages.get(self.device, ())))
+        for name in self.peers or ():
+            if name not in known:
+                raise InputError(f"`peers`: there is no peer {name!r} on {self.device}; choose among: {', '.join(known)}")
+        for dtype in self.dtypes:
+            if dtype not in DTYPES:
+                raise InputError(f"there is no dtype {dtype!r} here; choose among: {', '.join(DTYPES)}")
+        if self.threads is not None and not 1 <= self.threads <= MOST:
+            raise InputError(f"`threads` must be from 1 to {MOST}, got {self.threads}")
+        if not 0 <= self.neighbours <= MOST:
+            raise InputError(f"`neighbours` must be from 0 to {MOST}, got {self.neighbours}")
+        if not self.budget > 0:
+            raise InputError(f"`budget` must be more than 0 seconds, got {self.budget:g}")
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """What is asked for of each group; nothing: all that it has."""
+        found: dict[str, list[str]] = {}
+        for word in self.cases or USUAL[self.device]:
+            group, slash, name = word.partition("/") if "/" in word or word in GROUPS else ("maps", "/", word)
+            if group not in GROUPS or (slash and not name):
+                raise InputError(f"CASES: {word!r} is not a group or GROUP/NAME; the groups are: {', '.join(GROUPS)}")
+            found.setdefault(group, [])
+            found[group] += [name] if slash else []
+        return found
+
+    @property
+    def in_processes(self) -> bool:
+        return self.device != "cpu" if self.processes is None else self.processes > 0
+
+    def place(self, group: str, peers: Sequence[str]) -> Place:
+        its = tuple(name for name in GROUPS[group].packages.get(self.device, ()) if name in peers)
+        return GROUPS[group].place(self.device, its, self.quick, self.seed)
+
+
+def plan(settings: Settings) -> dict[str, list[Case]]:
+    """The cases of each group. Raises InputError where something is not known or cannot be measured, before any work."""
+    return {
+        group: GROUPS[group].cases(Wanted(tuple(names), settings.shapes, settings.dtypes, settings.device, settings.quick))
+        for group, names in settings.names.items()
+    }
+
+
+def by_weight(cases: Sequence[Case]) -> list[Case]:
+    """The most important first: names of a kind, sizes and dtypes count together, so that of each something comes early."""
+    kinds = {case.name: GROUPS[case.group].kind(case.name) for case in cases}
+    orders = [list(dict.fromkeys(each)) for each in zip(*((c.size, c.dtype, c.direction) for c in cases), strict=True)]
+
+    def weight(case: Case) -> int:
+        size, dtype, direction = (
+            order.index(at) for order, at in zip(orders, (case.size, case.dtype, case.direction), strict=True)
+        )
+        return [name for name, kind in kinds.items() if kind == kinds[case.name]].index(case.name) + 3 * size + dtype + direction
+
+    return sorted(cases, key=weight)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A case to check, or, with what is known of it, to time, or both."""
+
+    case: Case
+    place: Place
+    known: Sequence[Result] = ()
+    timed: bool = True
+    lost: str = ""  # how a process ended over it; then it goes on without peers
+
+    def __str__(self) -> str:
+        return str(self.case)
+
+
+def run_task(task: Task) -> Found:
+    found = GROUPS[task.case.group].run(task.case, task.place, task.known, task.timed)
+    if task.place.device != "cpu":
+        torch.cuda.empty_cache()
+    return found
 
 
 @dataclass(frozen=True)
@@ -60,206 +160,126 @@ class Surroundings:
 
 
 def surroundings(settings: Settings) -> Surroundings:
-    left_out = {name: why for name in settings.peers or () if (why := missing(name))}
+    groups = [GROUPS[name] for name in settings.names]
+    packages = dict.fromkeys(name for group in groups for name in group.packages.get(settings.device, ()))
+    asked = [name for name in packages if settings.peers is None or name in settings.peers]
+    left_out = {name: why for name in asked if (why := missing(name))}
     room = 1
     if settings.device != "cpu":
         room = max(1, min((os.cpu_count() or 1) - 2, torch.cuda.get_device_properties(0).total_memory // MEMORY))
-    return Surroundings(machine(settings.device), versions(settings.device), left_out, room)
+    extra = installed(*(name for group in groups for name in group.extra))
+    return Surroundings(machine(settings.device), {**versions(settings.device), **extra}, left_out, room)
 
 
 def bench(
     settings: Settings | None = None,
-    chosen: Sequence[Subject] | None = None,
     starting: Callable[[str], None] = lambda what: None,
     save: Callable[[Benchmark], None] = lambda found: None,
 ) -> Benchmark:
-    """Measure every chosen subject (default: all, on a GPU all with a kernel) on every shape.
-
-    `starting(what)` is called before each part, and `save` every few seconds with what was found so far. Raises `InputError` where
-    nothing can be measured.
-    """
+    """Measure the cases. `starting(what)` is called before each, and `save` every few seconds with what was found so far."""
     settings = settings or Settings()
-    chosen = choose((), settings.device) if chosen is None else chosen
-    plan(settings, chosen)
-    _refuse_what_does_not_fit(settings)
-    started = time.monotonic()
+    planned, started = plan(settings), time.monotonic()
     threads = functools.partial(torch.set_num_threads, settings.threads or torch.get_num_threads())
     timers = Workers(1 if settings.in_processes else 0, threads)
     with _threads(settings.threads), _busy(settings.neighbours), timers as timer, torch.no_grad():
         ((_, around),) = timer.map(surroundings, [settings], LIMIT)
         if isinstance(around, Lost):
             raise InputError(f"`device`: {settings.device} could not be opened: {around.problem}")
-        there = tuple(name for name in settings.peers or () if name not in around.left_out)
+        known = dict.fromkeys(name for group in planned for name in GROUPS[group].packages.get(settings.device, ()))
+        asked = known if settings.peers is None else settings.peers
         found = Benchmark(
-            date=datetime.date.today().isoformat(),
-            commit=commit(),
             device=settings.device,
             machine=around.machine | ({"neighbours": settings.neighbours} if settings.neighbours else {}),
             versions=around.versions,
-            dtypes=settings.dtypes or (),
-            seconds=settings.seconds or 0.0,
-            seed=settings.seed,
-            peers=there,
+            peers=[name for name in known if name in asked and name not in around.left_out],
             left_out=around.left_out,
         )
-        run = _Run(settings, plan(settings, chosen, there), found, started, starting, save)
         with Workers((settings.processes or around.room) if settings.in_processes else 0, threads) as checkers:
-            run.all(checkers, timer)
+            _Run(settings, planned, found, started, starting, save).all(checkers, timer)
     return found
 
 
+@dataclass
 class _Run:
     """Fills a benchmark."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        plan: Plan,
-        found: Benchmark,
-        started: float,
-        starting: Callable[[str], None],
-        save: Callable[[Benchmark], None],
-    ) -> None:
-        self.settings, self.plan, self.found, self.started = settings, plan, found, started
-        self.starting, self.save = starting, save
-        self.ends = started + settings.budget
-        self.saved = started
-        self.lost: list[str] = []  # copies that could not be measured
-        self.rows: dict[tuple[str, ...], Row] = {}
-        self.not_captured: dict[str, dict[str, str]] = {}  # title → label → why
+    settings: Settings
+    planned: dict[str, list[Case]]
+    found: Benchmark
+    started: float
+    starting: Callable[[str], None]
+    save: Callable[[Benchmark], None]
+    results: dict[Case, Sequence[Result]] = field(default_factory=dict)
+    not_captured: dict[str, dict[str, str]] = field(default_factory=dict)  # by the name of a case
+    saved: float = 0.0
 
     def all(self, checkers: Workers, timer: Workers) -> None:
         try:
-            self.check_lengths(checkers)
-            self.time_grounds(timer)
-            rows = self.plan.rows_by_weight if self.settings.in_processes else self.plan.rows
-            wave = WAVE if self.settings.in_processes else 1
-            for first in range(0, len(rows), wave):
-                self.measure_rows(checkers, timer, rows[first : first + wave])
-            self.time_overheads(timer)
+            for name, cases in self.planned.items():
+                ordered = by_weight(cases) if self.settings.in_processes else cases
+                for first in range(0, len(ordered), WAVE):
+                    self.measure(GROUPS[name], ordered[first : first + WAVE], checkers, timer)
         finally:
             self.summarise()
             self.save(self.found)
 
-    def _announced(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        for task in tasks:
-            self.starting(str(task))
-            yield task
+    def measure(self, group: Group, cases: Sequence[Case], checkers: Workers, timer: Workers) -> None:
+        """Check and time in one go, or check in many processes and time what is right in one."""
+        tasks = [Task(case, self.settings.place(case.group, self.found.peers), timed=group.is_timed) for case in cases]
+        ends = self.started + self.settings.budget * (1.0 if group.is_timed else CHECKING)
+        if self.settings.in_processes:
+            self.go_through(checkers, [replace(task, timed=False) for task in tasks], ends)
+            known = ((task, self.results.get(task.case, ())) for task in tasks if group.is_timed)
+            tasks = [
+                replace(task, known=results, place=replace(task.place, not_captured=self.not_captured.get(task.case.name, {})))
+                for task, results in known
+                if any(result.verdict == "right" for result in results)
+            ]
+        self.go_through(timer, tasks, ends)
 
-    def _done(self) -> None:
-        if time.monotonic() - self.saved >= SAVED:
-            self.summarise()
-            self.save(self.found)
-            self.saved = time.monotonic()
+    def go_through(self, workers: Workers, tasks: Sequence[Task], ends: float) -> None:
+        lost = []
+        for task, found in workers.map(run_task, tasks, LIMIT, ends, lambda task: self.starting(str(task))):
+            if isinstance(found, Lost):
+                if found.late:
+                    continue
+                if task.lost or not task.place.peers:
+                    self.results[task.case] = [Result(task.case, "wrong", problem=found.problem)]
+                else:  # it may have been a peer
+                    lost.append(_without_peers(task, found.problem))
+                continue
+            peers = {"peers": Peer(problem=task.lost)} if task.lost else {}
+            self.results[task.case] = [replace(result, peers={**result.peers, **peers}) for result in found.results]
+            known = {name: why for name, why in found.not_captured.items() if "out of memory" not in why.lower()}
+            self.not_captured.setdefault(task.case.name, {}).update(known)
+            if time.monotonic() - self.saved >= SAVED:
+                self.summarise()
+                self.save(self.found)
+                self.saved = time.monotonic()
+        if lost:
+            self.go_through(workers, lost, ends)
 
     def summarise(self) -> None:
         """Put what was found in the order of the plan, and say what was not reached."""
-        found, missing = self.found, []
-        found.rows = [self.rows[task.key] for task in self.plan.rows if task.key in self.rows]
-        reached = {(check.title, check.dtype, check.n, check.variant) for check in found.checks}
-        planned = [each for task in self.plan.checks for each in task.checks]
-        missing += [str(each) for each in planned if (each.title, each.dtype, each.n, each.variant) not in reached]
-        for task in self.plan.rows:
-            row = self.rows.get(task.key)
-            if row is None or (row.verdict == "right" and row.timing is None):
-                missing.append(str(task))
-        there = {overhead.name for overhead in found.overheads} | {row.name for row in found.rows if row.verdict != "right"}
-        missing += [str(task) for task in self.plan.overheads if task.subject.name not in there]
-        found.not_reached, found.elapsed = [*missing, *self.lost], time.monotonic() - self.started
+        every = [case for cases in self.planned.values() for case in cases]
+        self.found.results = [result for case in every for result in self.results.get(case, ())]
+        self.found.not_reached = [str(case) for case in every if not self.is_reached(case)]
+        self.found.elapsed = time.monotonic() - self.started
 
-    def check_lengths(self, workers: Workers) -> None:
-        """Every kernel on rows of awkward lengths."""
-        ends = self.started + CHECKING * self.settings.budget
-        for task, result in workers.map(check, self._announced(self.plan.checks), LIMIT, ends):
-            if not isinstance(result, Lost):
-                self.found.checks += result
-            elif result.problem != LATE:
-                self.found.checks += [replace(planned, problem=result.problem) for planned in task.checks]
-            self._done()
-
-    def time_grounds(self, timer: Workers) -> None:
-        results = timer.map(time_ground, self._announced(self.plan.grounds), LIMIT, self.ends)
-        for task, result in results:
-            if isinstance(result, Lost):
-                self.lost.append(f"{task}, {result.problem}")
-            else:
-                self.found.grounds = [*self.found.grounds, result]
-
-    def measure_rows(self, checkers: Workers, timer: Workers, tasks: Sequence[RowTask]) -> None:
-        """Check the rows, in many processes, then time those that are right, in one."""
-        lost: list[RowTask] = []
-        for task, result in checkers.map(check_row, self._announced(tasks), LIMIT, self.ends):
-            if not isinstance(result, Lost):
-                self.rows[task.key] = result
-            elif result.problem != LATE:
-                lost.append(replace(task, lost=result.problem))
-            self._done()
-        for task, result in checkers.map(check_row, lost, LIMIT, self.ends):  # without the peers, one of whom it may have been
-            if not isinstance(result, Lost):
-                self.rows[task.key] = replace(result, peers=(PeerResult("peers", problem=task.lost),))
-            elif result.problem != LATE:
-                self.rows[task.key] = row_of(task, "wrong", problem=result.problem)
-        lost = []
-        for task, measured in timer.map(time_row, self._to_time(tasks), LIMIT, self.ends):
-            if isinstance(measured, Lost) and measured.problem != LATE and len(task.labels) > 1:
-                lost.append(replace(task, labels=(OURS,), lost=measured.problem))
-            else:
-                self._record(task, measured)
-            self._done()
-        for task, measured in timer.map(time_row, lost, LIMIT, self.ends):
-            row = self.rows[task.key]
-            self.rows[task.key] = replace(row, peers=tuple(replace(peer, problem=peer.problem or task.lost) for peer in row.peers))
-            self._record(task, measured)
-
-    def _to_time(self, tasks: Sequence[RowTask]) -> Iterator[RowTask]:
-        for task in tasks:
-            row = self.rows.get(task.key)
-            if row is not None and row.verdict == "right":
-                labels = tuple(peer.label for peer in row.peers if not peer.problem)
-                known = dict(self.not_captured.get(task.subject.title, {}))
-                yield replace(task, labels=(OURS, *labels), without_graph=known)
-
-    def _record(self, task: RowTask, measured: Measured | Lost) -> None:
-        row = self.rows[task.key]
-        if isinstance(measured, Lost):
-            if measured.problem != LATE:
-                self.rows[task.key] = replace(row, verdict="wrong", problem=measured.problem)
-            return
-        known = {label: why for label, why in measured.not_captured.items() if "out of memory" not in why.lower()}
-        self.not_captured.setdefault(task.subject.title, {}).update(known)
-        if OURS in measured.failed:
-            self.rows[task.key] = replace(row, verdict="wrong", problem=measured.failed[OURS], peers=())
-            return
-        peers = tuple(
-            replace(
-                peer,
-                timing=measured.times.get(peer.label),
-                problem=measured.failed.get(peer.label, peer.problem),
-                quotient=measured.quotients.get(peer.label),
-            )
-            for peer in row.peers
-        )
-        floor = measured.quotients.get(FLOOR)
-        self.rows[task.key] = replace(
-            row, timing=measured.times[OURS], peers=peers, floor=None if floor is None else floor.reversed
+    def is_reached(self, case: Case) -> bool:
+        results = self.results.get(case, ())
+        timed = GROUPS[case.group].is_timed
+        return bool(results) and all(
+            r.verdict != "right" or r.seconds is not None or "memory" in r.facts or not timed for r in results
         )
 
-    def time_overheads(self, timer: Workers) -> None:
-        others = {row.title for row in self.rows.values() if row.verdict != "right"}
-        right = [task for task in self._announced(self.plan.overheads) if task.subject.title not in others]
-        for task, result in timer.map(time_overheads, right, LIMIT, self.ends):
-            if not isinstance(result, Lost):
-                self.found.overheads += result
-            elif result.problem != LATE:
-                self.found.overheads.append(Overhead(task.subject.name, OURS, problem=result.problem))
 
-
-def _refuse_what_does_not_fit(settings: Settings) -> None:
-    for shape in settings.shapes or ():
-        try:
-            torch.empty(shape.sizes)
-        except (RuntimeError, TypeError, OverflowError):
-            raise InputError(f"`shapes`: {shape} does not fit in memory; take smaller sizes") from None
+def _without_peers(task: Task, lost: str) -> Task:
+    known = [
+        replace(result, peers={name: replace(peer, problem=peer.problem or lost) for name, peer in result.peers.items()})
+        for result in task.known
+    ]
+    return replace(task, place=replace(task.place, peers=()), known=known, lost=lost)
 
 
 # Ends with its input, which the process that started it holds, however that one ends.

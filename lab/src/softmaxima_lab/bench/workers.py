@@ -1,22 +1,23 @@
-"""Processes that work through tasks, so that a kernel that crashes or hangs takes its own task with it and nothing else."""
+"""Tasks in processes of their own, so that a kernel that crashes or hangs takes its own task with it and nothing else."""
 
 from __future__ import annotations
 
 import math
 import multiprocessing
+import multiprocessing.process
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, NoReturn, TypeVar
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, NoReturn
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+from softmaxima.core.numbers import InputError
 
 GRACE = 10.0  # seconds that a task may go on after the end
-LATE = "the budget ended"
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,7 @@ class Lost:
     """What comes of a task without a result."""
 
     problem: str
-
-
-@dataclass(frozen=True)
-class Last(Generic[Result]):
-    """A result after which the process is not to be used any more."""
-
-    result: Result
+    late: bool = False  # the time for all was over
 
 
 def describe(error: BaseException) -> str:
@@ -53,118 +48,112 @@ def _serve(pipe: Connection, begin: Callable[[], Any]) -> None:
     while True:
         try:
             function, task = pipe.recv()
+            pipe.send(function(task))
         except EOFError:
             return
-        try:
-            result = function(task)
-        except Exception as error:
-            # Whatever a task does not catch may have cost the process its device: the next one gets another.
-            result = Last(Lost(describe(error)))
-        pipe.send(result)
-        if isinstance(result, Last):
+        except Exception as error:  # which may have cost the process its device: the next task gets another
+            pipe.send(Lost(describe(error)))
             return
 
 
-class _Worker(Generic[Task]):
-    def __init__(self, begin: Callable[[], Any]) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process cannot use a device that its parent has opened
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, begin), daemon=True)
-        self.process.start()
-        theirs.close()
+class Worker:
+    """A process that runs one task after the other, and is replaced where one ends it."""
 
-    def start(self, function: Callable[[Task], Any], task: Task, stops: float) -> None:
-        self.task, self.stops = task, stops
+    def __init__(self, begin: Callable[[], Any] = tuple) -> None:
+        self.begin = begin
+        self.process: multiprocessing.process.BaseProcess | None = None
+
+    def _started(self) -> multiprocessing.process.BaseProcess:
+        if self.process is None or not self.process.is_alive():
+            context = multiprocessing.get_context("spawn")  # a forked process cannot use a device that its parent has opened
+            self.pipe, theirs = context.Pipe()
+            self.process = context.Process(target=_serve, args=(theirs, self.begin), daemon=True)
+            self.process.start()
+            theirs.close()
+        return self.process
+
+    def run(self, function: Callable[[Any], Any], task: Any, limit: float, ends: float) -> Any:
+        """What the task gives; `Lost` where it raises, crashes, or takes more than `limit` seconds."""
+        process = self._started()
         self.pipe.send((function, task))
-
-    def result(self) -> Any:
-        """What the task gave; `Lost` where the process ended over it."""
+        if not self.pipe.poll(max(0.0, min(limit, ends + GRACE - time.monotonic()))):
+            self.close()
+            late = time.monotonic() >= ends
+            return Lost("the budget ended" if late else f"took more than {limit:.0f} s", late)
         try:
             found = self.pipe.recv()
         except (EOFError, ConnectionResetError):
-            self.process.join()
-            return Lost(f"its process ended with exit code {self.process.exitcode}")
-        if isinstance(found, Last):
-            self.process.join(GRACE)
-            self.kill()
-            return found.result
+            process.join()
+            return Lost(f"its process ended with exit code {process.exitcode}")
+        if isinstance(found, Lost) or getattr(found, "spoils", False):
+            self.close()
         return found
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.process = None
 
 
 class Workers:
-    """So many processes, each of which calls `begin` first, or none: then tasks run in this one.
-
-    `map(function, tasks, limit, ends)` yields (task, result) in the order in which they are finished. No task is drawn after `ends`
-    (of `time.monotonic`), none may take more than `limit` seconds; what was not drawn is not yielded.
-    """
+    """So many workers, or none: then tasks run in this process."""
 
     def __init__(self, count: int, begin: Callable[[], Any] = tuple) -> None:
-        self.count, self.begin = count, begin
-        self._idle: list[_Worker] = []
-        self._busy: list[_Worker] = []
+        self.workers = [Worker(begin) for _ in range(count)]
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for worker in self._idle + self._busy:
-            worker.kill()
+        for worker in self.workers:
+            worker.close()
 
     def map(
         self,
-        function: Callable[[Task], Result | Last[Result]],
-        tasks: Iterable[Task],
-        limit: float = math.inf,
+        function: Callable[[Any], Any],
+        tasks: Sequence[Any],
+        limit: float = 86400.0,
         ends: float = math.inf,
-    ) -> Iterator[tuple[Task, Result | Lost]]:
-        return self._in_processes(function, iter(tasks), limit, ends) if self.count else _here(function, tasks, ends)
+        starting: Callable[[Any], None] = lambda task: None,
+    ) -> Iterator[tuple[Any, Any]]:
+        """(task, result) in the order in which they are finished. No task starts after `ends`, of `time.monotonic`."""
 
-    def _free(self) -> _Worker:
-        while self._idle:
-            worker = self._idle.pop()
-            if worker.process.is_alive():
-                return worker
-        return _Worker(self.begin)
+        def run(task: Any, once: Callable[[], Any]) -> Any:
+            if time.monotonic() >= ends:
+                return Lost("the budget ended", late=True)
+            starting(task)
+            return once()
 
-    def _in_processes(
-        self, function: Callable[[Task], Any], tasks: Iterator[Task], limit: float, ends: float
-    ) -> Iterator[tuple[Task, Any]]:
-        while True:
-            while len(self._busy) < self.count and time.monotonic() < ends:
-                task = next(tasks, None)
-                if task is None:
-                    break
-                worker = self._free()
-                self._busy.append(worker)
-                worker.start(function, task, min(time.monotonic() + limit, ends + GRACE))
-            if not self._busy:
-                return
-            soonest = min(worker.stops for worker in self._busy) - time.monotonic()
-            ready = wait([worker.pipe for worker in self._busy], None if soonest == math.inf else max(soonest, 0.0))
-            for worker in tuple(self._busy):
-                if worker.pipe in ready:
-                    result = worker.result()
-                elif time.monotonic() >= worker.stops:
-                    worker.kill()
-                    result = Lost(LATE if time.monotonic() >= ends else f"took more than {limit:.0f} s")
-                else:
-                    continue
-                self._busy.remove(worker)
-                if worker.process.is_alive():
-                    self._idle.append(worker)
-                yield worker.task, result
-
-
-def _here(function: Callable[[Task], Any], tasks: Iterable[Task], ends: float) -> Iterator[tuple[Task, Any]]:
-    for task in tasks:
-        if time.monotonic() >= ends:
+        if not self.workers:
+            yield from ((task, run(task, lambda task=task: _here(function, task))) for task in tasks)
             return
+        idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self.workers:
+            idle.put(worker)
+
+        def in_process(task: Any) -> Any:
+            worker = idle.get()
+            try:
+                return run(task, lambda: worker.run(function, task, limit, ends))
+            finally:
+                idle.put(worker)
+
+        pool = ThreadPoolExecutor(len(self.workers))
         try:
-            result = function(task)
-        except Exception as error:
-            result = Lost(describe(error))
-        yield task, result.result if isinstance(result, Last) else result
+            futures = {pool.submit(in_process, task): task for task in tasks}
+            yield from ((futures[done], done.result()) for done in as_completed(futures))
+        except BaseException:  # Ctrl-C: threads end when the processes do that they wait for
+            self.__exit__()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _here(function: Callable[[Any], Any], task: Any) -> Any:
+    try:
+        return function(task)
+    except InputError:  # what was asked for cannot be measured here
+        raise
+    except Exception as error:
+        return Lost(describe(error))

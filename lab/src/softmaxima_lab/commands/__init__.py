@@ -14,10 +14,6 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedC
 
 from softmaxima.core.numbers import InputError, nearest
 from softmaxima_lab.commands.bench import bench
-from softmaxima_lab.commands.bench_attention import bench_attention
-from softmaxima_lab.commands.bench_graph import bench_graph
-from softmaxima_lab.commands.bench_heads import bench_heads
-from softmaxima_lab.commands.bench_ranks import bench_ranks
 from softmaxima_lab.commands.calibrate import calibrate
 from softmaxima_lab.commands.compare import compare
 from softmaxima_lab.commands.compare_attention import compare_attention
@@ -38,10 +34,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 COMPARISONS = (compare, compare_attention, compare_heads, compare_estimators)
-COMMANDS = {
-    command.__name__.replace("_", "-"): command
-    for command in (*COMPARISONS, predict, calibrate, bench, bench_attention, bench_heads, bench_ranks, bench_graph, lse)
-}
+COMMANDS = {command.__name__.replace("_", "-"): command for command in (*COMPARISONS, predict, calibrate, bench, lse)}
 for command in COMMANDS.values():
     app.command(command)
 app.command(version, name="--version")

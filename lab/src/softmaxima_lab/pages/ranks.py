@@ -1,4 +1,4 @@
-"""What `softmaxima bench-ranks` found, in words and a picture, and what follows for many ranks."""
+"""What follows for many ranks from what `softmaxima bench ranks` found, in words and a picture."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from dataclasses import dataclass, replace
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from softmaxima_lab.bench.network import FABRICS, Network, Scheme, Step, Straggling, by_ring, first_faster, fitted, messages, step
-from softmaxima_lab.bench.ranks import GATHERED, OURS, TORCH, Benchmark, Result
-from softmaxima_lab.pages.heads import seconds
+from softmaxima_lab.bench.case import OURS
+from softmaxima_lab.bench.ranks import GATHERED, HANDSHAKE, MESSAGE, TORCH
+from softmaxima_lab.bench.record import Benchmark
+from softmaxima_lab.pages import bench
+from softmaxima_lab.pages.bench import Shared, seconds, shared_of
 from softmaxima_lab.pages.markdown import table
+from softmaxima_lab.studies.network import FABRICS, Network, Scheme, Step, Straggling, by_ring, first_faster, fitted, messages, step
 
-CAPTION = (
-    "Seconds of a forward and a backward pass of float32 scores, as the first rank sees them, each rank with one thread, and the "
-    "time of each other way / ours: the median over turns and their range. gathered: every rank gathers all scores and takes the "
-    "function of whole rows; loss_parallel: torch's, of a DTensor. strong: so many classes in all; weak: on each rank. "
-    "messages: ours of both passes, with the bytes that a rank gives to them. Results agree with those of all scores within 2e-5."
-)
 STEP_ROWS, STEP_CLASSES = 4096, 131_072  # of a step by the model
 MANY = (8, 64, 1000)
 CROSS_ENTROPY, GATHERING = "cross_entropy", "gathering scores"
@@ -43,52 +40,43 @@ def schemes(ranks: int) -> list[Scheme]:
     ]
 
 
-def headings() -> list[str]:
-    return ["s", f"{GATHERED} / ours", f"{TORCH} / ours", "messages", f"of {TORCH}"]
-
-
-def cells(result: Result) -> list[str]:
-    """A row of a table."""
-    case = result.case
-    title = f"{case.task}, {case.scaling}, {case.ranks} rank{'s' * (case.ranks > 1)}, {case.classes} classes"
-    ratios = [result.ratios.get(way) for way in (GATHERED, TORCH)]
-    times = ("" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})" for ratio in ratios)
-    return [title, seconds(result.seconds[OURS]), *times, _sent(result, OURS), _sent(result, TORCH)]
-
-
-def _sent(result: Result, way: str) -> str:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in result.messages.get(way, {}).items())
-    return f"{kinds}: {result.sent[way]} B" if kinds else ""
-
-
 def slower(benchmark: Benchmark) -> str:
     """Sentences on what is slower than whole rows on one rank, and on what takes longer the more ranks there are; perhaps empty."""
-    told, of = [], {result.case: result for result in benchmark.results}
+    told, found = [], shared_of(benchmark)
     alone = [
-        f"{case.task} of {case.classes} classes {1 / ratio.median:.2g} times"
-        for case, result in of.items()
-        if case.ranks == 1 and (ratio := result.ratios.get(GATHERED)) is not None and ratio.high < 1
+        f"{each.task} of {each.classes} classes {1 / ratio.median:.2g} times"
+        for each in found
+        if each.ranks == 1 and (ratio := each.result.peers[GATHERED].ratio) is not None and ratio.high < 1
     ]
     if alone:
         told.append(f"On one rank the function of whole rows is the faster in every turn: ours took {', '.join(alone)} as long.")
-    for case, result in of.items():
-        fewer = [each for each in of if replace(each, ranks=case.ranks) == case and each.ranks < case.ranks]
-        if case.scaling == "strong" and fewer:
-            last = max(fewer, key=lambda each: each.ranks)
-            if of[last].seconds[OURS] < result.seconds[OURS]:
-                times = f"{seconds(result.seconds[OURS])} s beside {seconds(of[last].seconds[OURS])} s"
-                told.append(f"{case.ranks} ranks took longer than {last.ranks} for {case.task} of {case.classes} classes, {times}.")
-    if crowded := [f"{ranks}" for ranks in sorted({case.ranks for case in of}) if ranks > benchmark.machine["cores"]]:
+    for each in found:
+        fewer = [one for one in found if one.ranks < each.ranks and replace(one, ranks=each.ranks) == each]
+        last = max(fewer, key=lambda one: one.ranks, default=each)
+        before, after = last.result.seconds, each.result.seconds
+        if each.scaling == "strong" and before is not None and after is not None and before < after:
+            times = f"{seconds(after)} s beside {seconds(before)} s"
+            told.append(f"{each.ranks} ranks took longer than {last.ranks} for {each.task} of {each.classes} classes, {times}.")
+    if crowded := [f"{ranks}" for ranks in sorted({each.ranks for each in found}) if ranks > benchmark.machine["cores"]]:
         told.append(f"{' and '.join(crowded)} ranks are more than the {benchmark.machine['cores']} cores here.")
     return " ".join(told)
 
 
+def all_gathers(benchmark: Benchmark) -> dict[int, dict[int, float]]:
+    """Seconds by the number of ranks and the bytes from each."""
+    found: dict[int, dict[int, float]] = {}
+    for result in benchmark.of("ranks", MESSAGE):
+        ranks, size = map(int, result.case.size.split("x"))
+        found.setdefault(ranks, {})[size] = result.seconds or 0.0
+    return found
+
+
 def here(benchmark: Benchmark) -> dict[int, Network]:
     """What joins the processes that were measured, by their number."""
-    every: dict[int, list[tuple[int, int, float]]] = {}
-    for message in benchmark.messages:
-        every.setdefault(message.ranks, []).append((message.ranks, message.bytes, message.seconds))
-    return {ranks: fitted(f"{ranks} ranks", points) for ranks, points in every.items()}
+    return {
+        ranks: fitted(f"{ranks} ranks", [(ranks, *point) for point in points.items()])
+        for ranks, points in all_gathers(benchmark).items()
+    }
 
 
 def model(benchmark: Benchmark) -> str:
@@ -96,8 +84,8 @@ def model(benchmark: Benchmark) -> str:
     networks = here(benchmark)
     if not networks:
         return ""
-    sizes = sorted({message.bytes for message in benchmark.messages})
-    agreed = ", ".join(f"{1e3 * value:.2f} ms of {ranks} ranks" for ranks, value in benchmark.handshakes.items())
+    sizes = sorted({size for points in all_gathers(benchmark).values() for size in points})
+    agreed = ", ".join(f"{1e3 * (r.seconds or 0.0):.2f} ms of {r.case.size} ranks" for r in benchmark.of("ranks", HANDSHAKE))
     fits = [
         f"of {ranks} ranks α = {1e6 * network.alpha:.0f} µs and β = {1e9 * network.beta:.2g} ns a byte "
         f"({_off(benchmark, ranks, network)})"
@@ -112,11 +100,7 @@ def model(benchmark: Benchmark) -> str:
 
 def _off(benchmark: Benchmark, ranks: int, network: Network) -> str:
     """How far measured sizes are from the model, the farthest by name."""
-    off = {
-        message.bytes: message.seconds / by_ring(ranks, message.bytes, network).seconds
-        for message in benchmark.messages
-        if message.ranks == ranks
-    }
+    off = {size: value / by_ring(ranks, size, network).seconds for size, value in all_gathers(benchmark)[ranks].items()}
     least, most = min(off, key=off.__getitem__), max(off, key=off.__getitem__)
     return f"measured / predicted from {off[least]:.2f}, of {_size(least)}, to {off[most]:.2f}, of {_size(most)}"
 
@@ -137,8 +121,8 @@ def steps_of(work: float, networks: Sequence[Network] = FABRICS, many: Sequence[
 
 def work_of(benchmark: Benchmark) -> float:
     """Seconds of one process for such a step, by what a row of classes took that was measured."""
-    alone = [result for result in benchmark.results if result.case.task == CROSS_ENTROPY and result.case.ranks == 1]
-    each = min(result.seconds[OURS] / (benchmark.rows * result.case.classes) for result in alone)
+    alone = [each for each in shared_of(benchmark) if each.task == CROSS_ENTROPY and each.ranks == 1]
+    each = min((one.result.seconds or math.inf) / (one.rows * one.classes) for one in alone)
     return each * STEP_ROWS * STEP_CLASSES
 
 
@@ -192,18 +176,10 @@ MODEL = (
 )
 
 
-def made_with(benchmark: Benchmark) -> str:
-    """Sizes, date, commit, machine and versions."""
-    commit = [] if benchmark.commit is None else [f"commit {benchmark.commit}"]
-    facts = [f"{benchmark.rows} rows", benchmark.date, *commit, str(benchmark.machine["processor"])]
-    return ", ".join([*facts, f"{benchmark.machine['cores']} cores", f"torch {benchmark.versions['torch']}"])
-
-
 def markdown(benchmark: Benchmark) -> str:
     """Everything, for a page."""
-    found = [table(["", *headings()], [cells(result) for result in benchmark.results]), f"*{CAPTION} {made_with(benchmark)}.*"]
-    said = [slower(benchmark), model(benchmark), crossings()]
-    return "\n\n".join([*found, *filter(None, said), by_the_model(steps_of(work_of(benchmark))), f"*{MODEL}*"])
+    said = [bench.markdown(benchmark, group="ranks"), slower(benchmark), model(benchmark), crossings()]
+    return "\n\n".join([*filter(None, said), by_the_model(steps_of(work_of(benchmark))), f"*{MODEL}*"])
 
 
 @dataclass(frozen=True)
@@ -253,15 +229,19 @@ def picture(benchmark: Benchmark) -> go.Figure:
 
 
 def _measured(benchmark: Benchmark) -> list[_Line]:
-    lines = []
-    for task in dict.fromkeys(result.case.task for result in benchmark.results):
+    lines, strong = [], [each for each in shared_of(benchmark) if each.scaling == "strong"]
+    for task in dict.fromkeys(each.task for each in strong):
         for way, dash in ((OURS, "solid"), (GATHERED, "dot"), (TORCH, "dash")):
-            of = [r for r in benchmark.results if r.case.task == task and r.case.scaling == "strong" and way in r.seconds]
+            of = {each.ranks: time for each in strong if each.task == task and (time := _time(each, way)) is not None}
             if of:
                 name = task if way == OURS else f"{task}, {way}"
-                times = [1e3 * result.seconds[way] for result in of]
-                lines.append(_Line(name, [result.case.ranks for result in of], times, COLOURS.get(task, "#555555"), dash))
+                lines.append(_Line(name, list(of), [1e3 * time for time in of.values()], COLOURS.get(task, "#555555"), dash))
     return lines
+
+
+def _time(each: Shared, way: str) -> float | None:
+    peers = each.result.peers
+    return each.result.seconds if way == OURS else peers[way].seconds if way in peers else None
 
 
 def _messages(network: Network, many: Sequence[int]) -> list[_Line]:

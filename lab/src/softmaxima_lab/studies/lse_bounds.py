@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
 
 import softmaxima as sm
 from softmaxima.core.numbers import InputError
-from softmaxima_lab.bench.clocks import median_round, take_turns
+from softmaxima_lab.bench.clock import take_turns
 from softmaxima_lab.tables.tables import read_table
 
 CLAIMED = (0.5, 0.8)
@@ -172,7 +173,7 @@ def sparsify(seed: int = 0, seconds: float = SECONDS) -> list[Sparsity]:
             sums = sm.sparsified_logsumexp(x, eps=eps)
             calls = {"all": lambda x=x: sm.logsumexp(x), "sparsified": lambda x=x, eps=eps: sm.sparsified_logsumexp(x, eps=eps)}
             turns = take_turns(calls, seconds)
-            speed = median_round(turns["all"]) / median_round(turns["sparsified"])
+            speed = median(turns["all"].values()) / median(turns["sparsified"].values())
             width = float(sums.interval.width.mean())
             found.append(Sparsity(kind, x.shape[-1], eps, float(sums.evaluated.mean()), width, speed))
     return found

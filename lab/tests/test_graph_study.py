@@ -1,99 +1,15 @@
-"""`softmaxima bench-graph`, its graph, its results and what is said of them; and the study of aggregations."""
+"""The study of aggregations: its tasks, its networks, and what is said of them."""
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
 
-from conftest import Run
-from softmaxima_lab.bench import graph as bench
-from softmaxima_lab.pages import graph as report
 from softmaxima_lab.pages import graph_study as graph_study_report
 from softmaxima_lab.studies import graph_study
-
-
-def test_the_graph_has_its_edges_in_order_and_some_nodes_have_many():
-    index, nodes = bench.power_law(20_000)
-    assert (len(index), nodes) == (20_000, 2000)
-    assert (index.diff() >= 0).all()
-    degrees = index.bincount(minlength=nodes)
-    assert degrees.max() > 20 * degrees.double().median()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_bench_graph_measures_and_writes(run: Run, tmp_path: Path):
-    path = tmp_path / "found.json"
-    code, out, _ = run("bench-graph", "--edges", "3000", "--quick", "--tasks", "softmax,logsumexp", "--json", str(path))
-    assert code == 0, out
-    found = bench.read(path)
-    assert found.edges == 3000
-    assert [str(result.case) for result in found.results] == [
-        f"{task}, {step}, edges {order}" for task in ("softmax", "logsumexp") for step in bench.STEPS for order in bench.ORDERS
-    ]
-    for result in found.results:
-        assert result.problem == ""
-        assert result.seconds.keys() == {bench.OURS, bench.INDEX, bench.PEER}
-        assert 0 < result.ratios[bench.PEER].median < math.inf
-    assert "softmax, forward, edges in order" in report.markdown(found)
-    for result in found.results:
-        ours, index, peer = (result.seconds[way] for way in (bench.OURS, bench.INDEX, bench.PEER))
-        told = [cell.split(" ")[0] for cell in report.cells(found, result)[-3:]]
-        assert told == [f"{index / ours:.2f}", f"{peer / ours:.2f}", f"{peer / index:.2f}"]  # one statistic
-    assert len(report.picture(found).data) == 6
-    assert json.loads(path.read_text())["versions"]["torch-geometric"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--edges", "0"], "--edges must be"),
-        (["--tasks", "nonsense"], "tasks must be"),
-    ],
-)
-def test_wrong_options_are_told(arguments: list[str], message: str, run: Run):
-    code, _, err = run("bench-graph", *arguments)
-    assert code == 2
-    assert message in err
-
-
-def test_a_missing_extra_says_how_to_get_it(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "softmaxima.graph", None)
-    monkeypatch.delitem(sys.modules, "softmaxima.graph")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "torch_geometric" else object())
-    code, _, err = run("bench-graph")
-    assert code == 2
-    assert 'sm.graph needs torch_geometric, which is not installed: pip install "softmaxima[graph]"' in " ".join(err.split())
-
-
-def planted(what: str, p: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Results with something wrong."""
-    node = int(index.bincount().argmax())
-    wrong = p.clone()
-    if what == "zeros":
-        wrong[index == node] = 0.0
-    else:
-        wrong[len(p) // 2] = float(what)
-    return wrong
-
-
-@pytest.mark.parametrize("what", ["nan", "inf", "-inf", "zeros"])
-@pytest.mark.parametrize("step", bench.STEPS)
-@pytest.mark.parametrize("task", ["softmax", "sparsemax"])
-@pytest.mark.parametrize("ways", [(bench.OURS, bench.INDEX), (bench.INDEX,)], ids=str)
-def test_what_is_wrong_is_found(ways: tuple[str, ...], task: str, step: str, what: str):
-    index, nodes = bench.power_law(3000)
-    x = torch.randn(3000, generator=torch.Generator().manual_seed(1))
-    case = bench.Case(task, step, bench.ORDERS[0])
-    values = {way: call() for way, call in bench._ways(case, x, index, nodes)}
-    assert bench.problem_of(case, values, x, index, nodes) == ""
-    wrong = {way: planted(what, values[way], index) for way in ways}
-    assert bench.problem_of(case, {**values, **wrong}, x, index, nodes)
 
 
 @pytest.mark.parametrize("name", [name for name in graph_study.TASKS if name not in graph_study.SPLITS])

@@ -1,11 +1,11 @@
-"""What a benchmark measures: a map, a loss, or one of logsumexp and its relatives, on scores of a shape."""
+"""Maps, losses, and logsumexp with its relatives: what is measured of them, on which problems."""
 
 from __future__ import annotations
 
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,10 +18,9 @@ from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
+from softmaxima_lab.bench.case import BACKWARD, FORWARD
 from softmaxima_lab.bench.sums import STEPS, SUMS, Sum
 
-Direction = Literal["forward", "forward+backward"]
-DIRECTIONS: tuple[Direction, ...] = ("forward", "forward+backward")
 Variant = Literal["plain", "masked", "tempered", "smoothed", "ignored", "soft"]
 IGNORED = -100  # a label
 
@@ -65,23 +64,10 @@ class Subject:
     @property
     def map(self) -> Map | None:
         """The map itself; of a loss the one that its gradient is made of."""
-        if isinstance(self.entry, Sum):
-            return None
-        if isinstance(self.entry, Map):
-            return self.entry
-        name = self.options.get("map", self.entry.map)
-        return None if name is None else MAPS[name]
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameters of the map."""
-        if self.map is None:
-            return {}
-        return self.map.complete({p.name: self.options[p.name] for p in self.map.params if p.name in self.options})
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        return getattr(sm, self.name, self.entry) if isinstance(self.entry, Map) else self.entry.function
+        if isinstance(self.entry, Loss):
+            name = self.options.get("map", self.entry.map)
+            return None if name is None else MAPS[name]
+        return self.entry if isinstance(self.entry, Map) else None
 
     @property
     def has_kernel(self) -> bool:
@@ -92,19 +78,14 @@ class Subject:
         return kernel is not None and kernel.on_gpus and (self.kind == "map" or kernel.loss is not None)
 
     @property
-    def on_cosines(self) -> bool:
-        return isinstance(self.entry, Loss) and self.entry.on_cosines
-
-    @property
     def is_selection(self) -> bool:
         """Whether it keeps some of equal scores, which is a matter of choice."""
         claims = None if self.map is None else self.map.properties
         return claims is not None and claims.sparse and claims.shift_invariant and not claims.continuous
 
     @property
-    def directions(self) -> tuple[Direction, ...]:
-        """Those that are measured."""
-        return DIRECTIONS[:1] if isinstance(self.entry, Sum) and not self.entry.differentiable else DIRECTIONS
+    def directions(self) -> tuple[str, ...]:
+        return (FORWARD,) if isinstance(self.entry, Sum) and not self.entry.differentiable else (FORWARD, BACKWARD)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -115,57 +96,29 @@ class Subject:
 
     def __call__(self, given: Problem, **more: Any) -> Any:
         if isinstance(self.entry, Map):
-            (axis,) = given.arguments
-            return self.function(given.x, dim=axis, **given.options, **more)
-        return self.function(given.x, *given.arguments, **given.options, **more)
-
-    def __reduce__(self) -> Any:  # to another process, by its name
-        return _restore, (self.name, dict(self.options))
-
-
-def _entries() -> dict[str, Map | Sum | Loss]:
-    return {**SUMS, **MAPS, **LOSSES}
-
-
-def _restore(name: str, options: dict[str, Any]) -> Subject:
-    return Subject(name, _entries()[name], options)
+            function = getattr(sm, self.name, self.entry)
+            return function(given.x, dim=given.arguments[0], **given.options, **more)
+        return self.entry.function(given.x, *given.arguments, **given.options, **more)
 
 
 def subjects() -> dict[str, Subject]:
     """All of them by their titles: logsumexp and its relatives, the registered maps, and the registered losses."""
-    found = (Subject(name, entry, options) for name, entry in _entries().items() for options in OPTIONS.get(name, ({},)))
+    entries = {**SUMS, **MAPS, **LOSSES}
+    found = (Subject(name, entry, options) for name, entry in entries.items() for options in OPTIONS.get(name, ({},)))
     return {subject.title: subject for subject in found}
 
 
-def choose(names: Sequence[str], device: str = "cpu") -> tuple[Subject, ...]:
+def choose(names: Sequence[str], device: str = "cpu") -> list[Subject]:
     """The subjects of these names; no names: all, on a GPU all that have a kernel. Case, spaces and punctuation do not count."""
-    offered = subjects().values()
-    known = dict.fromkeys(subject.name for subject in offered)
-    for name in names:
-        if _plain(name) not in map(_plain, known):
-            raise InputError(f"`maps`: there is no map, loss or sum {name!r}; choose among: {', '.join(known)}")
-    wanted = {_plain(name) for name in names}
-    return tuple(s for s in offered if (_plain(s.name) in wanted if names else device == "cpu" or s.has_kernel))
 
+    def plain(name: str) -> str:
+        return "".join(letter for letter in name.lower() if letter.isalnum())
 
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
-def with_kernels() -> Iterator[tuple[Subject, ...]]:
-    """Sums and cross-entropy, every map at the examples of its parameters, and its Fenchel–Young loss, that have a kernel on every
-    device: what shares one together, so that it is compiled once.
-    """
-    for subject in subjects().values():
-        if subject.has_kernel and subject.kind != "map" and subject.variants:
-            yield (subject,)
-    for name, map in MAPS.items():
-        if map.kernel is not None and map.kernel.on_gpus:
-            examples = [{p.name: value} for p in map.params for value in p.examples] or [{}]
-            yield tuple(Subject(name, map, options) for options in examples)
-            if map.kernel.loss is not None and map.regulariser is not None:
-                loss = LOSSES["fenchel_young_loss"]
-                yield tuple(Subject(loss.name, loss, {"map": name, **options}) for options in examples)
+    offered, wanted = subjects().values(), {plain(name) for name in names}
+    known = {plain(subject.name): subject.name for subject in offered}
+    if unknown := [name for name in names if plain(name) not in known]:
+        raise InputError(f"CASES: there is no group, map, loss or sum {unknown[0]!r}; choose among: {', '.join(known.values())}")
+    return [s for s in offered if (plain(s.name) in wanted if names else device == "cpu" or s.has_kernel)]
 
 
 @dataclass(frozen=True)
@@ -181,12 +134,12 @@ class Shape:
         return self.sizes[self.axis]
 
     @property
-    def rows(self) -> int:
-        return self.scores // self.n
-
-    @property
     def scores(self) -> int:
         return math.prod(self.sizes)
+
+    @property
+    def rows(self) -> int:
+        return self.scores // self.n
 
     @property
     def takes_losses(self) -> bool:
@@ -232,6 +185,11 @@ class Problem:
     upstream: Tensor | None
     seed: int = 0
 
+    def rows_of(self, values: Tensor) -> Tensor:
+        """[rows, n] of what has the shape of x, [rows, 1] of one value a row."""
+        alike = values.shape == self.x.shape
+        return values.movedim(self.shape.axis, -1).reshape(-1, self.shape.n) if alike else values.reshape(-1, 1)
+
     def to(self, device: str) -> Problem:
         return self._with(lambda value: value.to(device))
 
@@ -245,11 +203,6 @@ class Problem:
             return values.reshape(-1)[order].reshape(values.shape) if values.numel() == self.shape.rows else values
 
         return self._with(ordered)
-
-    def rows_of(self, values: Tensor) -> Tensor:
-        """[rows, n] of what has the shape of x, [rows, 1] of one value a row."""
-        alike = values.shape == self.x.shape
-        return values.movedim(self.shape.axis, -1).reshape(-1, self.shape.n) if alike else values.reshape(-1, 1)
 
     def _with(self, changed: Callable[[Tensor], Tensor]) -> Problem:
         def each(value: Any) -> Any:
@@ -287,7 +240,7 @@ def problem(
 
     one_a_row = [1 if axis == shape.axis else size for axis, size in enumerate(shape.sizes)]
     rows = [size for axis, size in enumerate(shape.sizes) if axis != shape.axis]
-    x = scale * normal(shape.sizes)
+    x, entry = scale * normal(shape.sizes), subject.entry
     options: dict[str, Any] = {
         name: uniform(value.low, value.high, one_a_row).to(dtype) if isinstance(value, OneARow) else value
         for name, value in subject.options.items()
@@ -299,7 +252,6 @@ def problem(
         options["temperature"] = uniform(0.5, 2.0, one_a_row).to(dtype)
     elif variant == "smoothed":
         options["label_smoothing"] = 0.1
-    entry = subject.entry
     if isinstance(entry, Loss):
         x = 0.9 * x.tanh() if entry.on_cosines else x  # at ±1 an angle has no derivative
         target = torch.randint(shape.n, rows, generator=generator, device=device)
@@ -311,26 +263,25 @@ def problem(
             target[::3] = IGNORED
         return Problem(shape, x.to(dtype), (target,), options, None, looked_at)
     of_rows = isinstance(entry, Sum) and entry.gives == "row"
-    upstream = normal(rows if of_rows else shape.sizes).to(dtype)
-    operands: tuple[Tensor, ...] = ()
+    upstream, operands = normal(rows if of_rows else shape.sizes).to(dtype), ()
     if isinstance(entry, Sum) and entry.quantised:
-        x = (STEPS * x).round().clamp(-128, 127).to(torch.int8)
-        scale_of_one = torch.tensor(1 / STEPS, dtype=dtype, device=device)
-        return Problem(shape, x, (shape.axis, scale_of_one), options, upstream, looked_at)
-    if isinstance(entry, Sum) and entry.operand is not None:
+        x, operands = (STEPS * x).round().clamp(-128, 127).to(torch.int8), (torch.tensor(1 / STEPS, dtype=dtype, device=device),)
+    elif isinstance(entry, Sum) and entry.operand is not None:
         operands = (entry.operand(normal(shape.sizes)).to(dtype),)
-    return Problem(shape, x.to(dtype), (shape.axis, *operands), options, upstream, looked_at)
+    return Problem(shape, x if x.dtype == torch.int8 else x.to(dtype), (shape.axis, *operands), options, upstream, looked_at)
 
 
 Computed = tuple[Any, Tensor | None]  # the value, and the gradient by the scores where the direction has one
 
 
-def call(function: Callable[[Problem], Any], given: Problem, direction: Direction) -> Callable[[], Computed]:
-    """What is checked and timed. Gradients must be enabled for forward+backward only."""
-    if direction == "forward":
+def call(function: Callable[[Problem], Any], given: Problem, direction: str) -> Callable[[], Computed]:
+    """What is checked and timed. Gradients must be enabled for all but forward."""
+    if direction == FORWARD:
         return lambda: (function(given), None)
     x = given.x.detach().requires_grad_()
     learning = replace(given, x=x)
+    if direction != BACKWARD:
+        return lambda: (function(learning), None)
 
     def both() -> Computed:
         value = function(learning)
@@ -339,9 +290,9 @@ def call(function: Callable[[Problem], Any], given: Problem, direction: Directio
     return both
 
 
-def compulsory_bytes(subject: Subject, shape: Shape, direction: Direction, size: int) -> int:
+def compulsory_bytes(subject: Subject, shape: Shape, direction: str, size: int) -> int:
     """Inputs read once and outputs written once, in bytes, for elements of `size` bytes and labels of 8."""
-    backward = direction == "forward+backward"
+    backward = direction == BACKWARD
     if subject.kind == "map":  # x → p, and g → ∂x
         return shape.scores * size * (4 if backward else 2)
     scores = shape.scores * size * (2 if backward else 1)  # x, and ∂x

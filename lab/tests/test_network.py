@@ -1,10 +1,7 @@
-"""Measured: losses whose classes processes share, what they send; and the model of many ranks."""
+"""The model of many ranks, and what the page of ranks says of it."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from softmaxima_lab.bench.clocks import Quotient
-from softmaxima_lab.bench.network import (
+from softmaxima_lab.bench.case import OURS, Case, Peer, Result
+from softmaxima_lab.bench.clock import Quotient
+from softmaxima_lab.bench.record import Benchmark, read
+from softmaxima_lab.pages import ranks as report
+from softmaxima_lab.studies.network import (
     FABRICS,
     Network,
     Scheme,
@@ -26,49 +26,8 @@ from softmaxima_lab.bench.network import (
     messages,
     step,
 )
-from softmaxima_lab.bench.ranks import Benchmark, read
-from softmaxima_lab.commands import main
-from softmaxima_lab.pages import ranks as report
 
 NETWORK = Network("a wire", alpha=3.0, beta=0.5)
-
-
-def test_the_command_measures_counts_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = tmp_path / "ranks.json"
-    with pytest.raises(SystemExit) as ending:
-        main(["bench-ranks", "--ranks", "2", "--rows", "4", "--classes", "64", "--quick", "--json", str(path)])
-    assert ending.value.code == 0
-    assert "loss_parallel" in capsys.readouterr().out
-    benchmark = read(path)
-    assert [(r.case.task, r.case.scaling, r.case.classes) for r in benchmark.results] == [
-        (task, scaling, classes)
-        for task in ("cross_entropy", "sparsemax_loss", "logsumexp")
-        for scaling, classes in (("strong", 64), ("weak", 32))
-    ]
-    for result in benchmark.results:
-        assert not result.problem
-        assert all(seconds > 0 for seconds in result.seconds.values())
-        assert result.messages["ours"] == {"all-gather": 1}  # of both passes
-        assert result.sent["gathered"] == 4 * 4 * result.case.classes // 2
-    entropy = benchmark.results[0]
-    assert entropy.messages["loss_parallel"] == {"all-reduce": 3}  # Megatron's count
-    assert set(entropy.ratios) == {"gathered", "loss_parallel"}
-    assert [message.bytes for message in benchmark.messages] == [1024, 4096]
-    assert benchmark.handshakes["2"] > 0
-    assert json.loads(path.read_text())["versions"]["torch"]
-    assert "α =" in report.model(benchmark)
-
-
-def test_a_process_of_ranks_ends_whatever_its_threads_would_do_to_its_end():
-    code = "import atexit, os; from softmaxima_lab.bench.workers import leave; atexit.register(os.abort); print('said'); leave()"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "said\n", "")
-
-
-def test_classes_that_do_not_split_are_refused(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        main(["bench-ranks", "--classes", "4098"])
-    assert "4098 are not the same number on each of 4 ranks; give a multiple of 4" in capsys.readouterr().err
 
 
 MANY = (1, 2, 3, 5, 7, 8, 12, 33)
@@ -174,21 +133,19 @@ def benchmark() -> Benchmark:
 
 
 def test_the_report_says_what_is_slower(benchmark: Benchmark):
-    one = next(r for r in benchmark.results if (r.case.task, r.case.ranks, r.case.scaling) == ("sparsemax_loss", 1, "strong"))
-    two, four = (replace(one, case=replace(one.case, ranks=n), seconds={"ours": s}) for n, s in ((2, 1.0), (4, 2.0)))
-    ratio = Quotient(0.25, 0.2, 0.3, 7)
-    cores = {**benchmark.machine, "cores": 3}
-    said = report.slower(replace(benchmark, results=[replace(one, ratios={"gathered": ratio}), two, four], machine=cores))
-    assert f"ours took sparsemax_loss of {one.case.classes} classes 4 times as long" in said
-    assert f"4 ranks took longer than 2 for sparsemax_loss of {one.case.classes} classes, 2.00 s beside 1.00 s" in said
+    facts = {"messages": {OURS: {}}, "sent": {OURS: 0}}
+
+    def measured(ranks: int, seconds: float, ratio: Quotient) -> Result:
+        case = Case("ranks", "sparsemax_loss, strong", f"{ranks}x256x4096", "float32")
+        return Result(case, seconds=seconds, peers={"gathered": Peer(1.0, ratio)}, facts=facts)
+
+    slow, fine = Quotient(0.25, 0.2, 0.3), Quotient(2.0, 1.8, 2.2)
+    benchmark = replace(benchmark, machine={**benchmark.machine, "cores": 3})
+    said = report.slower(replace(benchmark, results=[measured(1, 1.0, slow), measured(2, 1.0, fine), measured(4, 2.0, fine)]))
+    assert "ours took sparsemax_loss of 4096 classes 4 times as long" in said
+    assert "4 ranks took longer than 2 for sparsemax_loss of 4096 classes, 2.00 s beside 1.00 s" in said
     assert "4 ranks are more than the 3 cores here" in said
-    fine = replace(ratio, median=2.0, high=2.2)
-    assert report.slower(replace(benchmark, results=[replace(one, ratios={"gathered": fine})], machine=cores)) == ""
-
-
-def test_the_page_has_what_the_file_says(benchmark: Benchmark):
-    """So that no sentence stays when its numbers go."""
-    assert report.markdown(benchmark) in (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
+    assert report.slower(replace(benchmark, results=[measured(1, 1.0, fine)])) == ""
 
 
 def test_no_name_in_the_picture_covers_another(benchmark: Benchmark):
