@@ -86,7 +86,7 @@ from softmaxima_lab.compare.vae_study import Study as EstimatorsStudy
 from softmaxima_lab.compare.vae_study import compare_estimators, vae_task
 from softmaxima_lab.compare.vae_study import total_steps as total_steps_of_estimators
 from softmaxima_lab.pages import bench as bench_report
-from softmaxima_lab.pages import bench_figures
+from softmaxima_lab.pages import bench_figures, bench_maps, bench_tables
 from softmaxima_lab.pages import calibration as calibration_report
 from softmaxima_lab.pages import confirmation as confirmation_report
 from softmaxima_lab.pages import estimators as estimators_report
@@ -220,25 +220,25 @@ def bench_blocks() -> Blocks:
     draw(bench_figures.of_attention(attention), DOCS / "attention-speed.png")
     draw(bench_figures.of_graph(graph), DOCS / "graph.png")
     draw(ranks_report.picture(ranks), DOCS / "ranks.png")
-    made_with, markdown = bench_report.made_with(quiet), bench_report.markdown
+    made_with = bench_tables.made_with(quiet, bench_maps.MAPS)
     picture = "![Time of each peer divided by that of softmaxima, for every map and loss](docs/bench.png)"
     results = "All results: [maps-cpu.json](benchmarks/maps-cpu.json), [maps-cpu-busy.json](benchmarks/maps-cpu-busy.json)."
-    beside = bench_report.beside_others(quiet, busy)
-    note = f"*{bench_report.TABLE_CAPTION} {beside} {results} `make bench`, {made_with}.*"
-    timed = bench_report.in_markdown(bench_report.tables(gpu, "maps", lambda result: result.seconds is not None))
+    beside = bench_maps.beside_others(quiet, busy)
+    note = f"*{bench_maps.TABLE_CAPTION} {beside} {results} `make bench`, {made_with}.*"
+    timed = bench_tables.in_markdown(bench_tables.tables(gpu, bench_maps.MAPS, lambda result: result.seconds is not None))
     of_attention = "![Time of a forward and of both passes, and memory, against the length](attention-speed.png)"
     of_graph = "![Nanoseconds an edge of ours and torch_geometric's, forward and both passes](graph.png)"
     of_ranks = "![Time against the number of ranks, of a step, measured, and of its messages, by a model](ranks.png)"
     return {
-        "bench": f"{bench_report.chosen_table(quiet)}\n\n{picture}\n\n{note}",
-        "speed": f"{bench_report.chosen_table(quiet, bench_report.LOGSUMEXP_ROWS)}\n\n*`make bench`, {made_with}.*",
-        "bench-gpu": f"{timed}\n\n{bench_report.PAGES['maps'].says(gpu)}\n\n*{bench_report.made_with(gpu)}.*",
-        "bench-attention": f"{of_attention}\n\n{markdown(attention, group='attention')}",
-        "bench-attention-gpu": markdown(found["attention-gpu"], group="attention"),
-        "bench-heads": markdown(found["heads-cpu"], found["heads-cpu-bfloat16"], group="heads"),
-        "bench-graph": f"{of_graph}\n\n{markdown(graph, group='graph')}",
+        "bench": f"{bench_maps.chosen_table(quiet)}\n\n{picture}\n\n{note}",
+        "speed": f"{bench_maps.chosen_table(quiet, bench_maps.LOGSUMEXP_ROWS)}\n\n*`make bench`, {made_with}.*",
+        "bench-gpu": f"{timed}\n\n{bench_maps.MAPS.says(gpu)}\n\n*{bench_tables.made_with(gpu, bench_maps.MAPS)}.*",
+        "bench-attention": f"{of_attention}\n\n{bench_tables.markdown(attention, page=bench_report.ATTENTION)}",
+        "bench-attention-gpu": bench_tables.markdown(found["attention-gpu"], page=bench_report.ATTENTION),
+        "bench-heads": bench_tables.markdown(found["heads-cpu"], found["heads-cpu-bfloat16"], page=bench_report.HEADS),
+        "bench-graph": f"{of_graph}\n\n{bench_tables.markdown(graph, page=bench_report.GRAPH)}",
         "bench-ranks": f"{of_ranks}\n\n{ranks_report.markdown(ranks)}",
-        "bench-dask": markdown(found["dask-cpu"], group="dask"),
+        "bench-dask": bench_tables.markdown(found["dask-cpu"], page=bench_report.DASK),
     }
 
 

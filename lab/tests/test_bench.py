@@ -29,7 +29,7 @@ from softmaxima_lab.bench.run import GROUPS, Settings, bench, plan
 from softmaxima_lab.bench.sums import SUMS
 from softmaxima_lab.commands.bench import finish, show_benchmark
 from softmaxima_lab.pages import bench as pages
-from softmaxima_lab.pages import bench_figures
+from softmaxima_lab.pages import bench_figures, bench_maps, bench_tables
 from softmaxima_lab.pages import ranks as ranks_page
 
 ROOT = Path(__file__).parents[2]
@@ -115,8 +115,6 @@ def test_a_record_holds_what_is_shown_and_comes_back(group: str, found: Benchmar
     assert {"softmaxima", "torch", "python", *GROUPS[group].extra} <= record["versions"].keys()
     lines = (tmp_path / "found.json").read_text().splitlines()
     assert sum(line.startswith('  {"group": ') for line in lines) == len(found.results)
-    if group in pages.PAGES:
-        assert pages.markdown(read(tmp_path / "found.json"), group=group) == pages.markdown(from_json(record), group=group)
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -127,20 +125,17 @@ def test_every_result_has_its_row_in_the_terminal_and_on_the_page(group: str, fo
     if group not in pages.PAGES:
         assert f"{len(found.results)} of {len(found.results)} are right" in text.getvalue()
         return
-    page, markdown = pages.PAGES[group], pages.markdown(found, group=group)
-    for result in page.rows(found.results):
+    page, markdown = pages.PAGES[group], bench_tables.markdown(found, page=pages.PAGES[group])
+    for result in page.rows(found):
         assert f"| {page.title(result)} |" in markdown
         assert width == 80 or page.title(result).split(",")[0] in text.getvalue()
-    for table in pages.tables(found, group):
+    for table in bench_tables.tables(found, page):
         assert all(len(row) == len(table.columns) for row in table.rows)
     assert f"commit {found.commit}" in markdown
     assert found.date in markdown
 
 
 def test_peers_that_are_not_wanted_take_no_part(group: str) -> None:
-    if group in ("maps", "attention"):
-        names = measure(f"{group}/softmax", shapes=SMALL[group], quick=True, peers=("torch",)).results
-        assert {name for result in names if result.case.name != rows.COPY for name in result.peers} <= {"torch", "floor"}
     for result in measure(f"{group}/{NAMES[group]}", shapes=SMALL[group], quick=True, peers=()).results if group != "ranks" else ():
         assert result.peers.keys() <= {"floor", graph.INDEX} or result.case.name == rows.COPY
 
@@ -193,23 +188,24 @@ def test_a_wrong_head_is_not_timed(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 def test_pages_say_what_the_files_say(name: str) -> None:
     """So that no sentence stays when its numbers go."""
     text = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    files = {path.stem: read(path) for path in BENCHMARKS.glob("*.json")}
+    of, page = files[f"{name}-cpu"], pages.PAGES[name]
     if name == "maps":
-        quiet = read(BENCHMARKS / "maps-cpu.json")
-        told = [pages.chosen_table(quiet), pages.chosen_table(quiet, pages.LOGSUMEXP_ROWS), pages.made_with(quiet)]
-        told += [pages.PAGES["maps"].says(read(BENCHMARKS / "maps-gpu.json"))]
-        told += [pages.beside_others(quiet, read(BENCHMARKS / "maps-cpu-busy.json"))]
-    elif name == "heads":
-        told = [pages.markdown(*(read(BENCHMARKS / f"heads-{kind}.json") for kind in ("cpu", "cpu-bfloat16")), group=name)]
+        told = [bench_maps.chosen_table(of), bench_maps.chosen_table(of, bench_maps.LOGSUMEXP_ROWS)]
+        told += [bench_tables.made_with(of, page), bench_maps.beside_others(of, files["maps-cpu-busy"])]
+        told += [page.says(files["maps-gpu"])]
+    elif name == "ranks":
+        told = [ranks_page.markdown(of)]
     else:
-        of = read(BENCHMARKS / f"{name}-cpu.json")
-        told = [ranks_page.markdown(of) if name == "ranks" else pages.markdown(of, group=name)]
+        told = [bench_tables.markdown(*([of, files["heads-cpu-bfloat16"]] if name == "heads" else [of]), page=page)]
     assert all(each and each in text for each in told)
 
 
 def test_pictures_show_every_time_and_ratio() -> None:
     quiet = read(BENCHMARKS / "maps-cpu.json")
     drawn = [value for trace in bench_figures.of_maps(quiet).data for value in trace.x if value is not None]
-    assert len(drawn) == sum(row.ratio(label) is not None for row in pages.shown_of_maps(quiet) for label in pages.labels(quiet))
+    ratios = [row.ratio(label) for row in bench_maps.shown_of_maps(quiet) for label in bench_maps.labels(quiet)]
+    assert len(drawn) == len([ratio for ratio in ratios if ratio is not None])
     found = read(BENCHMARKS / "graph-cpu.json")
     bars = sum(len(trace.x) for trace in bench_figures.of_graph(found).data)
     assert bars == len(found.results) + sum(len(result.peers) for result in found.results)
@@ -227,7 +223,7 @@ def test_a_peer_that_differs_or_raises_has_no_ratio_and_ours_is_timed(monkeypatc
     for row in found.of("maps", "sparsemax"):
         assert row.verdict == "right"
         assert row.seconds
-        assert [pages.short_ratio(row, name) for name in others] == ["differs", "fails"]
+        assert [bench_tables.short_ratio(row, name) for name in others] == ["differs", "fails"]
         assert "ZeroDivisionError" in row.peers["entmax k=100"].problem
 
 
@@ -271,8 +267,8 @@ def test_an_interval_with_1_in_it_is_not_called_faster_and_a_wide_one_unreliable
     ):
         of = [replace(row, peers={"torch": Peer(1.0, ratio)}) for row in whole.of("maps", "softmax") if row.case.size == "4x8"]
         found = replace(whole, results=of)
-        assert f"| {words} |" in pages.chosen_table(found)
-        assert f"| {cell} |" in pages.markdown(found, group="maps")
+        assert f"| {words} |" in bench_maps.chosen_table(found)
+        assert f"| {cell} |" in bench_tables.markdown(found, page=bench_maps.MAPS)
         assert {each for trace in bench_figures.of_maps(found).data for each in trace.marker.symbol} == {symbol}
         finish(found)
         assert ("unreliable, for their turns disagree by more than a factor 2" in capsys.readouterr().out) == ("thin" in symbol)
@@ -297,7 +293,7 @@ def test_threads_grad_mode_and_neighbours_are_what_they_were(monkeypatch: pytest
     assert found.machine["threads"] == before[0] + 1
     assert all(process.returncode is not None for process in begun)
     assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
-    assert "beside 2 busy processes" in pages.made_with(found)
+    assert "beside 2 busy processes" in bench_tables.made_with(found, bench_maps.MAPS)
 
 
 def test_what_the_budget_does_not_reach_is_named(capsys: pytest.CaptureFixture) -> None:
@@ -429,4 +425,4 @@ def test_the_commit_is_that_of_the_checkout_or_none(monkeypatch: pytest.MonkeyPa
     (tmp_path / "__init__.py").touch()
     monkeypatch.setattr(sm, "__file__", str(tmp_path / "__init__.py"))
     assert machine.commit() is None
-    assert "commit" not in pages.made_with(measure("softmax"))
+    assert "commit" not in bench_tables.made_with(measure("softmax"), bench_maps.MAPS)

@@ -20,7 +20,7 @@ from softmaxima_lab.bench.clock import Clock, CudaClock, Quotient, measure, take
 from softmaxima_lab.bench.record import Benchmark
 from softmaxima_lab.bench.run import Settings, Task, bench, by_weight, plan
 from softmaxima_lab.bench.workers import Lost, Workers
-from softmaxima_lab.pages import bench as pages
+from softmaxima_lab.pages import bench_maps
 
 
 def fail(*given: object) -> None:
@@ -217,12 +217,12 @@ def row_of(name: str, share: float, dtype: str = "float32", shape: str = "4096x3
 def test_targets_are_told_with_their_numbers(share: float | None, factor: float, told: str) -> None:
     far = {"entmax": 30 * factor, "adasplash": 1.5 * factor, "Liger": 1.2 * factor, "softmaxima_CPU": 150 * factor}
     every = [row_of("softmax", share), row_of("sparsemax", share, **far)] if share else [row_of("softmax", 0.1, shape="16384x128")]
-    found = pages.outcomes(on_gpu(*every))
-    assert len(found) == len(pages.TARGETS)
+    found = bench_maps.outcomes(on_gpu(*every))
+    assert len(found) == len(bench_maps.TARGETS)
     assert all(told in outcome for outcome in found), found
     if share:
         assert f"lowest {share}, softmax on 4096x32000, float32, forward" in found[0]
-        assert pages.labels(on_gpu(*every)) == ("entmax", "Liger", "adasplash", "softmaxima CPU")
+        assert bench_maps.labels(on_gpu(*every)) == ("entmax", "Liger", "adasplash", "softmaxima CPU")
 
 
 # Runs in processes
@@ -239,6 +239,7 @@ def test_the_most_important_cases_come_first() -> None:
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(run, "LIMIT", 600.0)
     return Settings(cases=("softmax", "bounds"), shapes=("4x8",), processes=1, quick=True)
 
 
@@ -259,6 +260,7 @@ def _crash_with_peers(task: Task) -> Found:
 
 def test_a_process_that_a_peer_ends_is_not_charged_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "run_task", _crash_with_peers)
+    monkeypatch.setattr(run, "LIMIT", 600.0)  # beside other tests a process takes minutes to start
     (row,) = bench(Settings(cases=("bounds",), shapes=("4x8",), processes=1, quick=True)).of("maps", "bounds")
     assert (row.verdict, row.seconds is not None) == ("right", True)
     assert row.peers["peers"].problem == "its process ended with exit code 7"

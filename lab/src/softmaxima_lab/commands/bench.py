@@ -176,15 +176,16 @@ def _some(named: Iterable[str]) -> str:
 
 def show_benchmark(benchmark: Benchmark, console: Console | None = None) -> None:
     """The tables of each group and what is said of it."""
-    from softmaxima_lab.pages.bench import PAGES, made_with, tables
+    from softmaxima_lab.pages.bench import PAGES
+    from softmaxima_lab.pages.bench_tables import made_with, tables
 
     console = console or Output()
     wide = console.width >= WIDE
     if checked := benchmark.of("kernels"):
         right = sum(result.verdict == "right" for result in checked)
         console.print(Text(f"Kernels on rows of awkward lengths: {right} of {len(checked)} are right."))
-    for group in dict.fromkeys(result.case.group for result in benchmark.results if result.case.group in PAGES):
-        for each in tables(benchmark, group):
+    for page in (page for group, page in PAGES.items() if benchmark.of(group)):
+        for each in tables(benchmark, page):
             shown = [(i, column) for i, column in enumerate(each.columns) if wide or column.short != "-"]
             table = plain_table([column.heading if wide else column.short or column.heading for _, column in shown], wide)
             for row, wrong in zip(each.rows, each.wrong, strict=True):
@@ -194,7 +195,7 @@ def show_benchmark(benchmark: Benchmark, console: Console | None = None) -> None
             if each.below:
                 console.print(Text(each.below, style="dim"))
         console.print()
-        if said := PAGES[group].says(benchmark):
+        if said := page.says(benchmark):
             console.print(Text(said))
-        console.print(Text(PAGES[group].caption, style="dim"))
-        console.print(Text(f"{made_with(benchmark, group)}.", style="dim"))
+        console.print(Text(page.caption, style="dim"))
+        console.print(Text(f"{made_with(benchmark, page)}.", style="dim"))

@@ -15,7 +15,8 @@ from softmaxima_lab.bench.case import BACKWARD, FORWARD, OURS, Result
 from softmaxima_lab.bench.clock import Quotient
 from softmaxima_lab.bench.graph import INDEX, PEER
 from softmaxima_lab.bench.record import Benchmark
-from softmaxima_lab.pages.bench import PAGES, labels, shown_of_maps
+from softmaxima_lab.pages.bench import ATTENTION, GRAPH
+from softmaxima_lab.pages.bench_maps import labels, shown_of_maps
 from softmaxima_lab.pages.figures import COLOURS, GREY
 
 # Okabe and Ito's colours, from few scores to many.
@@ -144,7 +145,7 @@ def of_attention(benchmark: Benchmark) -> go.Figure:
 def _times(benchmark: Benchmark, name: str, direction: str) -> dict[int, float]:
     """Milliseconds of a line, by length; of equal queries and keys alone."""
     found = {}
-    for row in PAGES["attention"].rows(benchmark.of("attention")):
+    for row in ATTENTION.rows(benchmark):
         queries, keys, _ = read_attention(row.case.size)
         peer = row.peers.get("torch")
         seconds = row.seconds if name == row.case.name else peer.seconds if peer and name == f"torch, {row.case.name}" else None
@@ -171,7 +172,7 @@ def of_graph(benchmark: Benchmark) -> go.Figure:
     """Nanoseconds an edge, of each way."""
     plot = make_subplots(1, 2, subplot_titles=("forward", "forward and backward"), shared_yaxes=True, horizontal_spacing=0.04)
     for column, direction in enumerate((FORWARD, BACKWARD), 1):
-        rows = [row for row in PAGES["graph"].rows(benchmark.of("graph")) if row.case.direction == direction]
+        rows = [row for row in GRAPH.rows(benchmark) if row.case.direction == direction]
         for way, name, colour in (
             (OURS, "ours, Segments", "#1f77b4"),
             (INDEX, "ours, index", "#9ecae1"),

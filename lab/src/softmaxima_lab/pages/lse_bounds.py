@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from softmaxima_lab.pages.bench import number
+from softmaxima_lab.pages.bench_tables import number
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.signed_log import axis, signed_log
 from softmaxima_lab.studies.lse_bounds import CLAIMED, SIZES, Placed, Result, Sparsity

@@ -12,8 +12,9 @@ from plotly.subplots import make_subplots
 from softmaxima_lab.bench.case import OURS
 from softmaxima_lab.bench.ranks import GATHERED, HANDSHAKE, MESSAGE, TORCH
 from softmaxima_lab.bench.record import Benchmark
-from softmaxima_lab.pages import bench
-from softmaxima_lab.pages.bench import Shared, seconds, shared_of
+from softmaxima_lab.pages.bench import RANKS, Shared, shared_of
+from softmaxima_lab.pages.bench_tables import markdown as in_words
+from softmaxima_lab.pages.bench_tables import seconds
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.studies.network import FABRICS, Network, Scheme, Step, Straggling, by_ring, first_faster, fitted, messages, step
 
@@ -178,7 +179,7 @@ MODEL = (
 
 def markdown(benchmark: Benchmark) -> str:
     """Everything, for a page."""
-    said = [bench.markdown(benchmark, group="ranks"), slower(benchmark), model(benchmark), crossings()]
+    said = [in_words(benchmark, page=RANKS), slower(benchmark), model(benchmark), crossings()]
     return "\n\n".join([*filter(None, said), by_the_model(steps_of(work_of(benchmark))), f"*{MODEL}*"])
 
 
