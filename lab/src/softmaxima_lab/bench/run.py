@@ -71,10 +71,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.device not in USUAL:
             raise InputError(f"`device` must be one of {', '.join(USUAL)}, got {self.device!r}")
-        known = tuple(dict.fromkeys(name for group in self.names for name in GROUPS[group].packages.get(self.device, ())))
         for name in self.peers or ():
-            if name not in known:
-                raise InputError(f"`peers`: there is no peer {name!r} on {self.device}; choose among: {', '.join(known)}")
+            if name not in self.packages:
+                raise InputError(f"`peers`: there is no peer {name!r} on {self.device}; choose among: {', '.join(self.packages)}")
         for dtype in self.dtypes:
             if dtype not in DTYPES:
                 raise InputError(f"there is no dtype {dtype!r} here; choose among: {', '.join(DTYPES)}")
@@ -96,6 +95,11 @@ class Settings:
             found.setdefault(group, [])
             found[group] += [name] if slash else []
         return found
+
+    @property
+    def packages(self) -> list[str]:
+        """The peers of all groups that are asked for."""
+        return list(dict.fromkeys(name for group in self.names for name in GROUPS[group].packages.get(self.device, ())))
 
     @property
     def in_processes(self) -> bool:
@@ -160,14 +164,12 @@ class Surroundings:
 
 
 def surroundings(settings: Settings) -> Surroundings:
-    groups = [GROUPS[name] for name in settings.names]
-    packages = dict.fromkeys(name for group in groups for name in group.packages.get(settings.device, ()))
-    asked = [name for name in packages if settings.peers is None or name in settings.peers]
+    asked = settings.packages if settings.peers is None else settings.peers
     left_out = {name: why for name in asked if (why := missing(name))}
     room = 1
     if settings.device != "cpu":
         room = max(1, min((os.cpu_count() or 1) - 2, torch.cuda.get_device_properties(0).total_memory // MEMORY))
-    extra = installed(*(name for group in groups for name in group.extra))
+    extra = installed(*(name for group in settings.names for name in GROUPS[group].extra))
     return Surroundings(machine(settings.device), {**versions(settings.device), **extra}, left_out, room)
 
 
@@ -185,13 +187,12 @@ def bench(
         ((_, around),) = timer.map(surroundings, [settings], LIMIT)
         if isinstance(around, Lost):
             raise InputError(f"`device`: {settings.device} could not be opened: {around.problem}")
-        known = dict.fromkeys(name for group in planned for name in GROUPS[group].packages.get(settings.device, ()))
-        asked = known if settings.peers is None else settings.peers
+        asked = settings.packages if settings.peers is None else settings.peers
         found = Benchmark(
             device=settings.device,
             machine=around.machine | ({"neighbours": settings.neighbours} if settings.neighbours else {}),
             versions=around.versions,
-            peers=[name for name in known if name in asked and name not in around.left_out],
+            peers=[name for name in settings.packages if name in asked and name not in around.left_out],
             left_out=around.left_out,
         )
         with Workers((settings.processes or around.room) if settings.in_processes else 0, threads) as checkers:
