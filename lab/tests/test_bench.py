@@ -22,6 +22,7 @@ from softmaxima.maps import REGISTRY as MAPS
 from softmaxima_lab.bench import attention, clock, dask, graph, heads, machine, rows, run
 from softmaxima_lab.bench.case import OURS, Group, Peer, Place, Wanted
 from softmaxima_lab.bench.clock import Quotient
+from softmaxima_lab.bench.memory import peak_memory
 from softmaxima_lab.bench.peers import PEERS
 from softmaxima_lab.bench.peers import Peer as PeerOfMaps
 from softmaxima_lab.bench.record import Benchmark, as_json, from_json, read
@@ -419,6 +420,19 @@ def test_usual_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_refuse_what_does_not_fit", lambda *given: None)
     on_gpu = GROUPS["attention"].cases(Wanted(device="cuda", names=attention.MAPS))
     assert len(on_gpu) == len(set(on_gpu)) == 4 * 2 * 4 * 2 * 2
+
+
+def test_what_takes_minutes_is_measured_alone_and_operations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "BESIDE", 20)
+    found = measure("attention/linear_attention", shapes="16,24", quick=True).results
+    assert [(result.case.size, *result.peers) for result in found] == [("16x16", "torch")] * 2 + [("24x24",)] * 2
+    assert found[0].facts["operations"] == 8 * 2 * 32 * (1 + 64 + 64 * 65 // 2) * 65
+
+
+@pytest.mark.exhaustive
+def test_memory_is_less_than_the_scores_take() -> None:
+    assert 0 < peak_memory(attention._both_passes, OURS, "1024") < 4 * attention.HEADS * 1024**2
+    assert 0 < peak_memory(heads._both_passes, "sparsemax", 512, 8, 60_000, torch.float32) < 4 * 512 * 60_000
 
 
 def test_the_commit_is_that_of_the_checkout_or_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
