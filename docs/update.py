@@ -13,9 +13,9 @@ private      what noise costs; docs/private.json, a picture and tables          
 shared       what secret shares cost, in 2 minutes; docs/shared.json, a picture and a table              make private
 federated    what clients' largest scores tell; docs/federated.json, a picture and tables                make private
 graph-study  trains graph networks with every aggregation; docs/graph-study.json, a picture, a table         make graph-study
-compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
-compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
-compare-estimators  the same; docs/compare-estimators.json, a picture and tables, in 10 minutes           make compare-estimators
+compare-attention  `softmaxima compare attention`; docs/attention.json, two pictures and tables, 5 minutes    make compare-attention
+compare-heads  `softmaxima compare heads`; docs/compare-heads.json and tables, in 8 minutes                make compare-heads
+compare-estimators  `softmaxima compare estimators`; its json, a picture and tables, 10 minutes           make compare-estimators
 temperature  probabilities and schedules against τ; two pictures                                        make temperature
 calibration  temperature scaling beside scikit-learn's; a table                                         make temperature
 sampling     bias and variance of every estimator of a gradient; docs/sampling.png and a table          make temperature
@@ -60,31 +60,23 @@ from softmaxima_lab.bench.machine import commit, machine
 from softmaxima_lab.bench.record import read
 from softmaxima_lab.calibrate import calibration_peers
 from softmaxima_lab.commands.terminal import progress_bar
-from softmaxima_lab.compare import confirmation
-from softmaxima_lab.compare.attention import Study, compare_attention, offered, total_steps
-from softmaxima_lab.compare.attention_plan import Settings as AttentionSettings
-from softmaxima_lab.compare.attention_saved import as_json as attention_json
+from softmaxima_lab.compare import confirmation, engine
+from softmaxima_lab.compare.attention import compared, offered
 from softmaxima_lab.compare.attention_tasks import digits_task, text_task
-from softmaxima_lab.compare.compare import Settings, compare
-from softmaxima_lab.compare.heads import Study as HeadsStudy
-from softmaxima_lab.compare.heads import compare_heads
-from softmaxima_lab.compare.heads import total_steps as total_steps_of_heads
+from softmaxima_lab.compare.estimators import vae_task
+from softmaxima_lab.compare.estimators_plan import USUAL as OF_ESTIMATORS
+from softmaxima_lab.compare.estimators_plan import planned as estimators_planned
 from softmaxima_lab.compare.heads_pictures import digits_task as digits_of_heads
 from softmaxima_lab.compare.heads_pictures import mnist_task
 from softmaxima_lab.compare.heads_plan import TASKS
 from softmaxima_lab.compare.heads_plan import Settings as HeadsSettings
-from softmaxima_lab.compare.heads_saved import as_json as heads_json
 from softmaxima_lab.compare.heads_text import text_task as text_of_heads
 from softmaxima_lab.compare.pixels import digits
-from softmaxima_lab.compare.saved import as_json
+from softmaxima_lab.compare.record import as_json as comparison_json
+from softmaxima_lab.compare.settings import Settings as SeedSettings
+from softmaxima_lab.compare.table import Settings, compare
+from softmaxima_lab.compare.table_saved import as_json
 from softmaxima_lab.compare.turns import one_thread
-from softmaxima_lab.compare.vae_plan import SEEDS as ESTIMATOR_SEEDS
-from softmaxima_lab.compare.vae_plan import STEPS as ESTIMATOR_STEPS
-from softmaxima_lab.compare.vae_plan import planned as estimators_planned
-from softmaxima_lab.compare.vae_saved import as_json as estimators_json
-from softmaxima_lab.compare.vae_study import Study as EstimatorsStudy
-from softmaxima_lab.compare.vae_study import compare_estimators, vae_task
-from softmaxima_lab.compare.vae_study import total_steps as total_steps_of_estimators
 from softmaxima_lab.pages import bench as bench_report
 from softmaxima_lab.pages import bench_figures, bench_maps, bench_tables
 from softmaxima_lab.pages import calibration as calibration_report
@@ -102,16 +94,14 @@ from softmaxima_lab.pages import robustness as robustness_report
 from softmaxima_lab.pages import sampling as sampling_report
 from softmaxima_lab.pages import temperature as temperature_report
 from softmaxima_lab.pages.columns import markdown_table
-from softmaxima_lab.pages.compare import columns, twins
-from softmaxima_lab.pages.compare_attention import CAPTION as COMPARE_ATTENTION_CAPTION
-from softmaxima_lab.pages.compare_attention import markdown as study_markdown
+from softmaxima_lab.pages.compare_attention import REPORT as OF_ATTENTION
 from softmaxima_lab.pages.compare_attention_figures import figures as attention_figures
-from softmaxima_lab.pages.compare_estimators import explanations as compare_estimators_explanations
-from softmaxima_lab.pages.compare_estimators import markdown as compare_estimators_markdown
+from softmaxima_lab.pages.compare_estimators import REPORT as OF_VAE
 from softmaxima_lab.pages.compare_estimators_figures import picture as compare_estimators_picture
-from softmaxima_lab.pages.compare_figures import simplex_figure
-from softmaxima_lab.pages.compare_heads import explanations as heads_explanations
-from softmaxima_lab.pages.compare_heads import markdown as heads_markdown
+from softmaxima_lab.pages.compare_heads import REPORT as OF_HEADS
+from softmaxima_lab.pages.compare_table import columns, twins
+from softmaxima_lab.pages.compare_table_figures import simplex_figure
+from softmaxima_lab.pages.comparison import Report, markdown
 from softmaxima_lab.pages.gallery_figures import PICTURES
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.types import types_of_rooms
@@ -145,7 +135,7 @@ def compare_blocks() -> Blocks:
     rows = -(-plot.layout.meta["panels"] // COLUMNS_OF_PICTURE)
     plot.update_layout(template="simple_white", grid={"rows": rows, "columns": COLUMNS_OF_PICTURE}, width=1000, height=160 * rows)
     draw(plot, DOCS / "maps.png")
-    numbers = {name: value for name, value in as_json(comparison).items() if name != "folds"}
+    numbers = as_json(comparison, folds=False)
     write_text(DOCS / "compare.json", json.dumps(made_on() | numbers, indent=1) + "\n")
     taken = comparison.recommendation
     shown = markdown_table("pair", columns(comparison), comparison.results, comparison.taken)
@@ -396,76 +386,63 @@ def show_mixtures(found: Sequence[mixtures.Chosen]) -> Blocks:
     return {"mixture": f"{mixtures_report.sentence(found)}\n\n{picture}\n\n{mixtures_report.markdown(found)}\n\n{note}"}
 
 
-def compare_attention_blocks() -> Blocks:
-    """Train, write the numbers, draw what a head looks at, and give the tables."""
-    settings, tasks = AttentionSettings(), [text_task(read_text(None)), digits_task()]
+def compared_with_seeds(report: Report, tasks: Sequence[Any], settings: SeedSettings) -> engine.Study:
+    """What a comparison finds."""
     with progress_bar() as progress:
-        bar = progress.add_task("steps", total=total_steps(tasks, settings, offered()))
-        study = compare_attention(tasks, settings, offered(), lambda steps: progress.advance(bar, steps))
-    return study_blocks(study)
+        bar = progress.add_task("steps", total=engine.total_steps(report.comparison, tasks, settings))
+        return engine.compare(report.comparison, tasks, settings, lambda steps: progress.advance(bar, steps))
 
 
-def study_blocks(study: Study) -> Blocks:
+def comparison_blocks(report: Report, study: engine.Study, file: str, pictures: Sequence[str] = ()) -> Blocks:
+    """Write what the tables of a comparison show, and give its pictures, tables and explanations."""
+    numbers = made_on() | {"threads": 1} | comparison_json(study, runs=False)
+    write_text(DOCS / file, json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+    name = f"compare-{study.comparison.name}"
+    note = f"{caption(f'make {name}', threads=1)} All numbers: [{file}]({file})."
+    return {name: "\n\n".join((*pictures, markdown(report, study), note))}
+
+
+def compare_attention_blocks() -> Blocks:
+    """Train Transformers with every map, and draw what a head looks at."""
+    chosen = compared(offered())
+    study = compared_with_seeds(OF_ATTENTION, [text_task(read_text(None), chosen), digits_task(chosen)], SeedSettings())
+    return attention_study_blocks(study)
+
+
+def attention_study_blocks(study: engine.Study) -> Blocks:
     """The numbers, pictures and tables of a comparison of attention."""
-    numbers = made_on() | {"threads": 1} | attention_json(study, rows=False)
-    for task in numbers["tasks"]:
-        del task["picture"]  # which is drawn
-    write_text(DOCS / "attention.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
     pictures = []
     for finding in study.findings:
-        name = finding.task.name
-        shown = next(figure for figure in attention_figures(finding) if figure.id == f"{name}-weights")
-        plot, columns = shown.plot, COLUMNS_OF_PICTURE
-        rows = -(-plot.layout.meta["panels"] // columns)
-        plot.update_layout(template="simple_white", grid={"rows": rows, "columns": columns}, width=1000, height=160 * rows)
-        plot.update_xaxes(visible=False)
-        plot.update_yaxes(visible=False)
-        draw(plot, DOCS / f"attention-{name}.png")
+        name, columns = finding.task.name, COLUMNS_OF_PICTURE
+        shown = next(figure for figure in attention_figures(finding) if figure is not None and figure.id == f"{name}-weights")
+        rows = -(-shown.plot.layout.meta["panels"] // columns)
+        shown.plot.update_layout(template="simple_white", grid={"rows": rows, "columns": columns}, width=1000, height=160 * rows)
+        shown.plot.update_xaxes(visible=False)
+        shown.plot.update_yaxes(visible=False)
+        draw(shown.plot, DOCS / f"attention-{name}.png")
         pictures.append(f"![{shown.title}, by map](attention-{name}.png)\n\n*{shown.reading}*")
-    note = caption("make compare-attention", COMPARE_ATTENTION_CAPTION, threads=1)
-    return {"compare-attention": "\n\n".join((*pictures, study_markdown(study), note))}
+    return comparison_blocks(OF_ATTENTION, study, "attention.json", pictures)
 
 
 def compare_heads_blocks() -> Blocks:
-    """Train, write the numbers, and give the tables."""
+    """Train with every last layer."""
     settings = HeadsSettings()
-    tasks = [
-        text_of_heads(read_text(None), settings, TASKS["text"]),
-        digits_of_heads(TASKS["digits"]),
-        mnist_task(TASKS["mnist"]),
-    ]
-    with progress_bar() as progress:
-        bar = progress.add_task("steps", total=total_steps_of_heads(tasks, settings))
-        study = compare_heads(tasks, settings, lambda steps: progress.advance(bar, steps))
-    return heads_study_blocks(study)
-
-
-def heads_study_blocks(study: HeadsStudy) -> Blocks:
-    """The numbers and tables of a comparison of heads."""
-    numbers = made_on() | {"threads": 1} | heads_json(study, rows=False)
-    write_text(DOCS / "compare-heads.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
-    note = f"{caption('make compare-heads', threads=1)} All numbers: [compare-heads.json](compare-heads.json)."
-    return {"compare-heads": f"{heads_markdown(study)}\n\n{heads_explanations(study)}\n\n{note}"}
+    text = text_of_heads(read_text(None), settings, TASKS["text"])
+    study = compared_with_seeds(OF_HEADS, [text, digits_of_heads(TASKS["digits"]), mnist_task(TASKS["mnist"])], settings)
+    return comparison_blocks(OF_HEADS, study, "compare-heads.json")
 
 
 def compare_estimators_blocks() -> Blocks:
-    """Train, write the numbers, draw them, and give the tables."""
-    settings, tasks = AttentionSettings(ESTIMATOR_SEEDS, ESTIMATOR_STEPS), [vae_task(digits(), estimators_planned(()))]
-    with progress_bar() as progress:
-        bar = progress.add_task("steps", total=total_steps_of_estimators(tasks, settings))
-        study = compare_estimators(tasks, settings, lambda steps: progress.advance(bar, steps))
+    """Train a VAE with every estimator, and draw how well it learns."""
+    study = compared_with_seeds(OF_VAE, [vae_task(digits(), estimators_planned(()))], SeedSettings(*OF_ESTIMATORS))
     return estimators_study_blocks(study)
 
 
-def estimators_study_blocks(study: EstimatorsStudy) -> Blocks:
+def estimators_study_blocks(study: engine.Study) -> Blocks:
     """The numbers, picture and tables of a comparison of estimators."""
-    numbers = made_on() | {"threads": 1} | estimators_json(study, rows=False)
-    write_text(DOCS / "compare-estimators.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
     draw(compare_estimators_picture(study.findings[0]), DOCS / "compare-estimators.png")
     picture = "![ELBO against the steps, and the SNR of a step's gradient, by estimator](compare-estimators.png)"
-    note = f"{caption('make compare-estimators', threads=1)} All numbers: [compare-estimators.json](compare-estimators.json)."
-    parts = (picture, compare_estimators_markdown(study), compare_estimators_explanations(study), note)
-    return {"compare-estimators": "\n\n".join(parts)}
+    return comparison_blocks(OF_VAE, study, "compare-estimators.json", [picture])
 
 
 def temperature_blocks() -> Blocks:

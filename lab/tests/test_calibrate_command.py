@@ -22,7 +22,7 @@ from softmaxima_lab.calibrate.calibration_peers import beside_others
 from softmaxima_lab.calibrate.calibration_scores import Scores, read_scores
 from softmaxima_lab.commands.calibrate import calibrate
 from softmaxima_lab.compare.measures import METRICS
-from softmaxima_lab.compare.resumption import as_text
+from softmaxima_lab.compare.record import written as as_text
 from softmaxima_lab.pages.calibration import BESIDE_OTHERS, columns, lines, page, reliability_figure, settings_in_words
 
 NAMES = ["ant", "bee", "cat"]

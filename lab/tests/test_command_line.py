@@ -30,9 +30,9 @@ from softmaxima.core.numbers import InputError
 from softmaxima.kernels import interface
 from softmaxima_lab.bench.machine import machine
 from softmaxima_lab.commands import main
-from softmaxima_lab.commands.compare import show
+from softmaxima_lab.commands.compare_table import show
 from softmaxima_lab.commands.terminal import about
-from softmaxima_lab.compare.resumption import as_text
+from softmaxima_lab.compare.record import written as as_text
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = (
@@ -282,8 +282,8 @@ def test_quick_says_what_it_leaves_out(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [45, 60, 80, 100, 120, 140])
 def test_the_table_fits_the_terminal(width: int, metric: str, tmp_path: Path) -> None:
     from softmaxima.integrations.pairs import choose, pairs
-    from softmaxima_lab.compare.compare import Settings, compare
-    from softmaxima_lab.pages.compare import columns
+    from softmaxima_lab.compare.table import Settings, compare
+    from softmaxima_lab.pages.compare_table import columns
     from softmaxima_lab.tables.tables import read_table
 
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -387,7 +387,7 @@ def test_each_fold_is_written_before_the_next_is_trained(
     run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that what ends at once, as by kill -9, loses the fold under way alone."""
-    from softmaxima_lab.compare import compare
+    from softmaxima_lab.compare import table as compare
 
     trained_folds = compare.trained_folds
 
@@ -430,7 +430,7 @@ def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
     assert f"{done} of 10 done before" in out
 
 
-@pytest.mark.parametrize("command", ["compare", "compare-attention", "compare-heads", "compare-estimators"])
+@pytest.mark.parametrize("command", ["compare table", "compare attention", "compare heads", "compare estimators"])
 def test_what_a_directory_holds_is_not_overwritten(command: str, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     for content, words in (
@@ -445,7 +445,7 @@ def test_what_a_directory_holds_is_not_overwritten(command: str, run: Run, tmp_p
         ("[" * 200_000, "holds a results.json of something else; choose another --out"),
     ):
         path.write_text(content)
-        code, out, err = run(command, f"--out={tmp_path}")
+        code, out, err = run(*command.split(), f"--out={tmp_path}")
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert words in err
         assert [file.read_text() for file in tmp_path.iterdir()] == [content]

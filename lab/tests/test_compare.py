@@ -26,8 +26,11 @@ from softmaxima.core.writing import finite
 from softmaxima.integrations.pairs import choose, pairs
 from softmaxima.maps import REGISTRY, Map
 from softmaxima.maps.softmax import SOFTMAX
-from softmaxima_lab.compare import saved
-from softmaxima_lab.compare.compare import (
+from softmaxima_lab.compare import record
+from softmaxima_lab.compare.differences import Difference
+from softmaxima_lab.compare.fold_differences import difference
+from softmaxima_lab.compare.measures import METRICS, Result, evaluate
+from softmaxima_lab.compare.table import (
     BASELINE,
     Comparison,
     Settings,
@@ -40,13 +43,18 @@ from softmaxima_lab.compare.compare import (
     total_steps,
     trained_folds,
 )
-from softmaxima_lab.compare.differences import Difference
-from softmaxima_lab.compare.fold_differences import difference
-from softmaxima_lab.compare.measures import METRICS, Result, evaluate
-from softmaxima_lab.compare.saved import as_json, as_text, read_folds
+from softmaxima_lab.compare.table_saved import as_json, as_text, read_folds
 from softmaxima_lab.pages.columns import write_files
-from softmaxima_lab.pages.compare import FILES, caption, page, rates, sentence, times, unlearnt
-from softmaxima_lab.pages.compare_figures import LEGEND, drawn_maps, figures, gain_figure, rarest_first, styles_of, support_groups
+from softmaxima_lab.pages.compare_table import FILES, caption, page, rates, sentence, times, unlearnt
+from softmaxima_lab.pages.compare_table_figures import (
+    LEGEND,
+    drawn_maps,
+    figures,
+    gain_figure,
+    rarest_first,
+    styles_of,
+    support_groups,
+)
 from softmaxima_lab.pages.figures import COLOURS, GREY, gain_cell, logarithmic, pareto_front
 from softmaxima_lab.tables.suspicions import Doubt
 from softmaxima_lab.tables.tables import Table, read_table
@@ -317,7 +325,7 @@ def test_another_version_is_not_gone_on_with_but_another_metric_is(
     write_files(FILES, compare(table, TINY, SOME), tmp_path)
     path = tmp_path / "results.json"
     assert read_folds(path, table, replace(TINY, metric="brier"), SOME) == read_folds(path, table, TINY, SOME)
-    monkeypatch.setattr(saved, "__version__", "0.0.1")
+    monkeypatch.setattr(record, "__version__", "0.0.1")
     with pytest.raises(InputError, match=rf"softmaxima {re.escape(softmaxima.__version__)}, not 0\.0\.1"):
         read_folds(path, table, TINY, SOME)
 

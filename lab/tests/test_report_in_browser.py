@@ -23,21 +23,20 @@ import numpy as np
 import pytest
 
 from conftest import exhaustively
-from softmaxima_lab.compare import attention, heads
-from softmaxima_lab.compare.attention_plan import Settings as AttentionSettings
+from softmaxima_lab.compare import attention, estimators, heads
 from softmaxima_lab.compare.attention_tasks import digits_task as attention_digits
-from softmaxima_lab.compare.compare import Settings, compare
+from softmaxima_lab.compare.engine import compare as compare_with_seeds
+from softmaxima_lab.compare.estimators import vae_task
+from softmaxima_lab.compare.estimators_plan import planned
 from softmaxima_lab.compare.heads_pictures import digits_task as heads_digits
 from softmaxima_lab.compare.heads_plan import TASKS
 from softmaxima_lab.compare.heads_plan import Settings as HeadsSettings
 from softmaxima_lab.compare.heads_text import text_task
 from softmaxima_lab.compare.pixels import digits
-from softmaxima_lab.compare.vae_plan import planned
-from softmaxima_lab.compare.vae_study import compare_estimators, vae_task
-from softmaxima_lab.pages.compare import page
-from softmaxima_lab.pages.compare_attention import page as attention_page
-from softmaxima_lab.pages.compare_estimators import page as estimators_page
-from softmaxima_lab.pages.compare_heads import page as heads_page
+from softmaxima_lab.compare.settings import Settings as SeedSettings
+from softmaxima_lab.compare.table import Settings, compare
+from softmaxima_lab.pages import compare_attention, compare_estimators, compare_heads, comparison
+from softmaxima_lab.pages.compare_table import page
 from softmaxima_lab.tables.tables import Table, read_table
 from softmaxima_lab.tables.texts import Text, read_text
 
@@ -50,7 +49,7 @@ APART = 5  # pixels between names in a row
 OPTIONS = 60  # of a command that takes several lines
 FIGURES = {
     "report": ("gain", "cost", "classes", "reliability", "support", "curves", "simplex"),
-    "attention_report": ("digits-gain", "digits-heads", "digits-weights", "digits-cost"),
+    "attention_report": ("digits-quality", "digits-heads", "digits-weights", "digits-cost"),
     "heads_report": (
         *(f"text-{of}" for of in ("smoothed-nats", "score", "top1", "cost", "eps", "time", "memory")),
         *(f"digits-{of}" for of in ("recall", "accuracy", "cosines", "neighbours", "cost")),
@@ -175,10 +174,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def attention_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    chosen = attention.offered()[:5]
-    study = attention.compare_attention([attention_digits()], AttentionSettings(seeds=2, steps=2), chosen)
+    task = attention_digits(attention.compared(attention.offered()[:5]))
+    study = compare_with_seeds(attention.COMPARISON, [task], SeedSettings(seeds=2, steps=2))
     path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(attention_page(study), encoding="utf-8")
+    path.write_text(comparison.page(compare_attention.REPORT, study), encoding="utf-8")
     return path
 
 
@@ -188,18 +187,19 @@ def heads_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tasks = [text_task(Text("some help", content), settings, TASKS["text"]), heads_digits(TASKS["digits"])]
     with pytest.MonkeyPatch.context() as patch:  # memory is measured in processes, seconds each
         patch.setattr(heads, "peaks", lambda chosen, *_: {head.name: 2.0**20 * len(head.name) for head in chosen})
-        study = heads.compare_heads(tasks, settings)
+        study = compare_with_seeds(heads.COMPARISON, tasks, settings)
     path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(heads_page(study), encoding="utf-8")
+    path.write_text(comparison.page(compare_heads.REPORT, study), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def estimators_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = AttentionSettings(seeds=2, steps=10, quick=True)
-    study = compare_estimators([vae_task(digits(), planned(["Gumbel-softmax 0.5", "ReinMax", "REBAR"]))], settings)
+    settings = SeedSettings(seeds=2, steps=10, quick=True)
+    task = vae_task(digits(), planned(["Gumbel-softmax 0.5", "ReinMax", "REBAR"]))
+    study = compare_with_seeds(estimators.COMPARISON, [task], settings)
     path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(estimators_page(study), encoding="utf-8")
+    path.write_text(comparison.page(compare_estimators.REPORT, study), encoding="utf-8")
     return path
 
 

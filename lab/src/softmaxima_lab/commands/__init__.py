@@ -15,10 +15,8 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedC
 from softmaxima.core.numbers import InputError, nearest
 from softmaxima_lab.commands.bench import bench
 from softmaxima_lab.commands.calibrate import calibrate
-from softmaxima_lab.commands.compare import compare
-from softmaxima_lab.commands.compare_attention import compare_attention
-from softmaxima_lab.commands.compare_estimators import compare_estimators
-from softmaxima_lab.commands.compare_heads import compare_heads
+from softmaxima_lab.commands.compare import COMPARISONS
+from softmaxima_lab.commands.compare import app as compare
 from softmaxima_lab.commands.lse import lse
 from softmaxima_lab.commands.predict import predict
 from softmaxima_lab.commands.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, naming, short_warnings
@@ -33,16 +31,18 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
-COMPARISONS = (compare, compare_attention, compare_heads, compare_estimators)
-COMMANDS = {command.__name__.replace("_", "-"): command for command in (*COMPARISONS, predict, calibrate, bench, lse)}
-for command in COMMANDS.values():
-    app.command(command)
+COMMANDS = {
+    "compare": COMPARISONS["table"],
+    **{command.__name__: command for command in (predict, calibrate, bench, lse)},
+}
+for name, command in COMMANDS.items():
+    app.command(compare if name == "compare" else command)
 app.command(version, name="--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = sys.argv[1:] if arguments is None else list(arguments)
     with short_warnings(), naming(options(given)):
         try:
             # standard input looks like a path, so that all else with a hyphen is an option
@@ -57,9 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             fail("interrupted", INTERRUPTED)
 
 
-def options(given: Sequence[str]) -> tuple[str, ...]:
+def options(given: list[str]) -> tuple[str, ...]:
     """The parameters that are options of the command that is called."""
     called = COMMANDS.get(given[0]) if given else None
+    if given[:1] == ["compare"] and len(given) > 1:
+        called = COMPARISONS.get(given[1], called)
     places = inspect.signature(called).parameters.values() if called else ()
     return tuple(place.name for place in places if place.kind is place.KEYWORD_ONLY)
 

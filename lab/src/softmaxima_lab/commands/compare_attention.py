@@ -1,38 +1,20 @@
-"""`softmaxima compare-attention`: trains a Transformer with every map in softmax's place, and tells which to take."""
+"""`softmaxima compare attention`: trains a Transformer with every map in softmax's place, and tells which to take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.text import Text
 
-from softmaxima_lab.commands import pieces
-from softmaxima_lab.commands.terminal import (
-    Output,
-    check_file,
-    check_named,
-    check_writable,
-    fail,
-    names,
-    show_table,
-)
-
-if TYPE_CHECKING:
-    from softmaxima_lab.compare.attention import Study
-    from softmaxima_lab.compare.attention_plan import Settings, Variant
-    from softmaxima_lab.compare.attention_tasks import Task
+from softmaxima_lab.commands import comparisons
+from softmaxima_lab.commands.comparisons import FirstSeed, Json, Out, Quick, Resume, TextFile
+from softmaxima_lab.commands.terminal import check_named, names
 
 
-def compare_attention(
+def attention(
     *,
-    text: Annotated[
-        Path | None, Parameter(help="A text in UTF-8 to learn, of 10000 characters or more. Without it: the help of Python.")
-    ] = None,
+    text: TextFile = None,
     task: Annotated[
         Literal["text", "digits", "both"],
         Parameter(help="The next byte of a text, or which digit a picture of scikit-learn's shows."),
@@ -42,15 +24,11 @@ def compare_attention(
         int | None, Parameter(help="Trainings of each map: 5, or 2 with --quick; more tell smaller differences.")
     ] = None,
     steps: Annotated[int | None, Parameter(help="Of each training: 500, or 30 with --quick.")] = None,
-    seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times aside.")] = 0,
-    out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path(
-        "softmaxima-compare-attention"
-    ),
-    resume: Annotated[
-        bool, Parameter(help="Go on with what was interrupted in --out, or show what is done there.", negative=())
-    ] = False,
-    json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the tables.", negative=())] = False,
-    quick: Annotated[bool, Parameter(help="A first look: two seeds and few steps.", negative=())] = False,
+    seed: FirstSeed = 0,
+    out: Out = Path("softmaxima-compare-attention"),
+    resume: Resume = False,
+    json: Json = False,
+    quick: Quick = False,
 ) -> None:
     """Train a small Transformer with every map in softmax's place, on a text and on pictures, and tell which to take.
 
@@ -59,63 +37,21 @@ def compare_attention(
     and memory of a step. Ctrl-C keeps the seeds that are done, and --resume goes on from there.
     """
     check_named("--maps", maps, "to train all maps")
-    if text is not None:
-        if task == "digits":
-            fail("--text: no text is read with --task digits; leave one of them out")
-        check_file(text, ", a text in UTF-8")
+    comparisons.check_text(text, task, ["digits"])
     from softmaxima.core.numbers import choose
-    from softmaxima_lab.compare.attention_plan import EXPERIMENT, QUICK_SEEDS, QUICK_STEPS, SEEDS, STEPS, Settings, check_names
+    from softmaxima_lab.compare.attention_plan import QUICK, USUAL, check_names
+    from softmaxima_lab.compare.settings import Settings
     from softmaxima_lab.tables.texts import read_text
 
-    if not resume:
-        pieces.check_free(out, EXPERIMENT)
     check_names(names(maps))
-    usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
-    settings = Settings(usual_seeds if seeds is None else seeds, usual_steps if steps is None else steps, seed, quick)
+    settings = comparisons.settings_of(Settings, QUICK if quick else USUAL, seeds, steps, seed=seed, quick=quick)
     content = read_text(text) if task != "digits" else None
-    check_writable("--out", out, is_directory=True)
-    from softmaxima_lab.compare.attention import offered
-    from softmaxima_lab.compare.attention_saved import read_trainings
+    comparisons.check_out(out, "attention", resume)
+    from softmaxima_lab.compare.attention import compared, offered
     from softmaxima_lab.compare.attention_tasks import digits_task, text_task
+    from softmaxima_lab.pages.compare_attention import REPORT
 
-    chosen = choose("--maps", offered(), names(maps), "map")
-    tasks = [text_task(content)] if content is not None else []
-    if task != "text":
-        tasks.append(digits_task())
-    done = read_trainings(out / pieces.NUMBERS, tasks, settings, chosen) if resume else []
-    run(tasks, settings, chosen, done, out, json)
-
-
-def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], done: list, out: Path, json: bool) -> None:
-    """Train seed after seed, and after each write what is known; then show it."""
-    from softmaxima_lab.compare.attention import seconds_of_all, summary, total_steps, trained
-    from softmaxima_lab.pages.compare_attention import FILES
-
-    given = (tasks, settings, chosen)
-    trainings = pieces.of_tasks(
-        tasks,
-        settings.seeds,
-        "maps",
-        trained=partial(trained, *given),
-        steps=partial(total_steps, *given),
-        seconds=partial(seconds_of_all, *given),
-        summary=lambda done: summary(*given, done, pieces.command_given()),
-        files=FILES,
-    )
-    pieces.run(trainings, done, out, show, pieces.introduction(tasks), json)
-
-
-def show(study: Study, console: Console | None = None) -> None:
-    """A table and what to take for each task, and the caption."""
-    from softmaxima_lab.pages.compare_attention import CAPTION, columns, note, reservations
-
-    console = console or Output()
-    for finding in study.findings:
-        taken = [result is finding.taken for result in finding.results]
-        show_table(console, finding.task.name, columns(finding), finding.results, taken)
-        words = " ".join((f". {finding.reason}", *reservations(study, finding)))
-        console.print(Text.assemble((finding.headline, "bold"), words))
-        if told := note(finding):
-            console.print(Text(told, style="dim"))
-    console.print()
-    console.print(Text(CAPTION, style="dim"))
+    chosen = compared(choose("--maps", offered(), names(maps), "map"))
+    tasks = [text_task(content, chosen)] if content is not None else []
+    tasks += [digits_task(chosen)] if task != "text" else []
+    comparisons.run(REPORT, tasks, settings, out, resume, json, {})

@@ -1,4 +1,4 @@
-"""`softmaxima compare-estimators`: trains a categorical VAE with every estimator of its gradient, and tells which to take."""
+"""`softmaxima compare estimators`: trains a categorical VAE with every estimator of its gradient, and tells which to take."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from softmaxima_lab.commands import pieces, studies
-from softmaxima_lab.commands.terminal import check_named, check_writable, fail, names
+from softmaxima_lab.commands import comparisons
+from softmaxima_lab.commands.comparisons import FirstSeed, Json, Out, Quick, Resume
+from softmaxima_lab.commands.terminal import check_named, names
 
 
-def compare_estimators(
+def estimators(
     *,
     data: Annotated[
         Literal["digits", "mnist", "all"],
@@ -22,15 +23,11 @@ def compare_estimators(
         int | None, Parameter(help="Trainings with each estimator: 5, or 2 with --quick; more tell smaller differences.")
     ] = None,
     steps: Annotated[int | None, Parameter(help="Of each training: 400, or 80 with --quick.")] = None,
-    seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times aside.")] = 0,
-    out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path(
-        "softmaxima-compare-estimators"
-    ),
-    resume: Annotated[
-        bool, Parameter(help="Go on with what was interrupted in --out, or show what is done there.", negative=())
-    ] = False,
-    json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the tables.", negative=())] = False,
-    quick: Annotated[bool, Parameter(help="A first look: two seeds and few steps.", negative=())] = False,
+    seed: FirstSeed = 0,
+    out: Out = Path("softmaxima-compare-estimators"),
+    resume: Resume = False,
+    json: Json = False,
+    quick: Quick = False,
 ) -> None:
     """Train a categorical variational autoencoder with every estimator of its gradient, and tell which to take.
 
@@ -40,34 +37,18 @@ def compare_estimators(
     that are done, and --resume goes on from there.
     """
     check_named("--estimators", estimators, "to train with all")
-    from softmaxima_lab.compare.vae_plan import (
-        EXPERIMENT,
-        QUICK_SEEDS,
-        QUICK_STEPS,
-        SEEDS,
-        STEPS,
-        TASKS,
-        Settings,
-        missing,
-        planned,
-    )
+    from softmaxima_lab.compare.estimators_plan import QUICK, TASKS, USUAL, missing, planned
+    from softmaxima_lab.compare.settings import Settings
 
-    if not resume:
-        pieces.check_free(out, EXPERIMENT)
     plan, asked = planned(names(estimators)), TASKS if data == "all" else (data,)
     left_out = missing(asked)
-    if left_out.keys() >= set(asked):
-        fail("; ".join(f"--data {name}: {why}" for name, why in left_out.items()))
-    usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
-    settings = Settings(usual_seeds if seeds is None else seeds, usual_steps if steps is None else steps, seed, quick)
-    check_writable("--out", out, is_directory=True)
-    from softmaxima_lab.compare import vae_study
+    comparisons.check_data("--data", asked, left_out)
+    settings = comparisons.settings_of(Settings, QUICK if quick else USUAL, seeds, steps, seed=seed, quick=quick)
+    comparisons.check_out(out, "estimators", resume)
+    from softmaxima_lab.compare.estimators import vae_task
     from softmaxima_lab.compare.pixels import digits, mnist
-    from softmaxima_lab.compare.vae_saved import read_trainings
-    from softmaxima_lab.compare.vae_study import vae_task
-    from softmaxima_lab.pages import compare_estimators as report
+    from softmaxima_lab.pages.compare_estimators import REPORT
 
     makers = {"digits": digits, "mnist": mnist}
     tasks = [vae_task(makers[name](), plan) for name in asked if name not in left_out]
-    done = read_trainings(out / pieces.NUMBERS, tasks, settings) if resume else []
-    studies.run(vae_study, report, "estimators", tasks, settings, left_out, done, out, json)
+    comparisons.run(REPORT, tasks, settings, out, resume, json, left_out)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from rich.progress import TextColumn
 from rich.text import Text
@@ -37,17 +37,6 @@ class Partial(Protocol):
     def partial(self) -> bool: ...
 
 
-class Task(Protocol):
-    """What something is trained on."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def notes(self) -> Sequence[str]: ...
-
-
 F = TypeVar("F", bound=Partial)
 P = TypeVar("P")
 
@@ -67,21 +56,6 @@ class Pieces(Generic[P, F]):
     files: Mapping[str, Callable[[F], str]]  # their names, and what is written there
 
 
-def of_tasks(tasks: Sequence[Task], seeds: int, what: str, **functions: Any) -> Pieces:
-    """All trainings of what is compared, on every task with a seed, then with the next one."""
-
-    def place(number: int) -> str:
-        seed, task = divmod(number, len(tasks))
-        return f"{tasks[task].name}, seed {seed + 1} of {seeds}"
-
-    return Pieces(seeds * len(tasks), f"training of all {what}", f"trainings of all {what}", place=place, **functions)
-
-
-def introduction(tasks: Sequence[Task]) -> list[str]:
-    """A line for each task."""
-    return [f"{task.name}: {task.title}; {'; '.join(task.notes)}" for task in tasks]
-
-
 def command_given() -> str:
     """What makes all pieces anew: without --resume, which refuses to go on with other options, and without who trains them."""
     kept, given = [], iter(sys.argv[1:])
@@ -99,7 +73,7 @@ def check_free(out: Path, experiment: str, resumes: bool = True) -> None:
 
     resumes: whether the experiment goes on from what it has found; one that does not finds it again.
     """
-    from softmaxima_lab.compare.resumption import kept
+    from softmaxima_lab.compare.record import kept
 
     if (before := kept(out / NUMBERS)) is None or (not resumes and before == (experiment, False)):
         return

@@ -24,9 +24,14 @@ class Variant:
     map: str
     params: Mapping[str, Any] = field(default_factory=dict)
     learnt: str = ""
+    is_bar: bool = False  # it has learnt nothing of where to look
+    is_peer: bool = False
+
+    @property
+    def kind(self) -> str:
+        return f"learns its {self.learnt}" if self.learnt else "fixed"
 
 
-EXPERIMENT = "compare-attention"
 REFERENCE = "softmax"
 VARIANTS = (
     Variant("softmax", "softmax"),
@@ -44,7 +49,7 @@ VARIANTS = (
     Variant("normalised square", "proportional", {"f": "square"}),
 )
 # What all are held to: each head averages all that it sees, so that nothing of queries and keys counts.
-EVEN = Variant("even attention", "softmax", {"temperature": 1e6})
+EVEN = Variant("even attention", "softmax", {"temperature": 1e6}, is_bar=True)
 # The registered maps that are not compared, and why.
 LEFT_OUT = {
     "minp_softmax": "it is newer than the comparison, and like top-p softmax keeps what is probable enough",
@@ -56,25 +61,7 @@ LEFT_OUT = {
 }
 
 
-SEEDS, STEPS = 5, 500  # trainings of each map, and their steps
-QUICK_SEEDS, QUICK_STEPS = 2, 30
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train."""
-
-    seeds: int = SEEDS
-    steps: int = STEPS
-    seed: int = 0  # the first
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        if self.seed >= 2**32:
-            raise InputError(f"--seed must be below 2**32, got {self.seed}")
-        for option, value, least in (("--seeds", self.seeds, 1), ("--steps", self.steps, 1), ("--seed", self.seed, 0)):
-            if value < least:
-                raise InputError(f"{option} must be at least {least}, got {value}")
+USUAL, QUICK = (5, 500), (2, 30)  # seeds and steps
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ scikit-learn, 30 % are held out, the classes in proportion; a picture of 8×8 is
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from softmaxima_lab.compare.attention_plan import Variant
+from softmaxima_lab.compare.attention_plan import EVEN, Variant
+from softmaxima_lab.compare.engine import Question, digest
 from softmaxima_lab.compare.measures import METRICS, Metric
 from softmaxima_lab.compare.transformer import Shape, Transformer
 from softmaxima_lab.tables.texts import Text, characters
@@ -37,6 +37,12 @@ BITS = Metric(
     "bits", "loss per character", "quality", -1, "{:.3f} bits", unit="bits per character", decimals=3, is_mean_of_rows=True
 )
 ACCURACY = replace(METRICS["accuracy"], attribute="quality")
+BASELINE = "class frequencies"
+END = ", or there are too few steps to learn it, or too few seeds to see it."
+BARS = {
+    BASELINE: f"reads nothing: nothing can be learnt here{END}",
+    EVEN.name: f"looks at all alike: where to look makes no difference here{END}",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,9 @@ class Task:
     """What is learnt. A row is a block of a text or a picture; y has a class for each prediction."""
 
     name: str
+    heading: str
     title: str
+    candidates: tuple[Variant, ...]
     metric: Metric
     x: Tensor  # to train on, [rows, …]; of a text, whose rows overlap, a view of its bytes
     y: Tensor
@@ -63,15 +71,18 @@ class Task:
     shape: Shape
 
     @property
-    def digest(self) -> str:
-        """Of what is learnt and held out."""
-        found = hashlib.sha256()
-        for part in (self.x, self.y, self.held_x, self.held_y):
-            found.update(repr((part.shape, part.stride(), part.storage_offset())).encode())
-            found.update(torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage()).numpy().data)
-        return found.hexdigest()[:16]
+    def questions(self) -> tuple[Question, ...]:
+        return (Question(f"by {self.metric.words}", self.metric, "quality", BARS, counts_bars=False),)
 
-    def model(self, variant: Variant) -> Transformer:
+    @property
+    def digest(self) -> str:
+        return digest(self.x, self.y, self.held_x, self.held_y)
+
+    @property
+    def model(self) -> str:
+        return f"Transformer of {self.shape.words}, pre-norm"
+
+    def network(self, variant: Variant) -> Transformer:
         """Untrained."""
         return Transformer(variant, self.shape, self.embedding(self.shape.size), self.length, self.classes, self.causal)
 
@@ -100,7 +111,7 @@ class OfBytes(nn.Embedding):
         return super().forward(input.long())
 
 
-def text_task(text: Text) -> Task:
+def text_task(text: Text, variants: tuple[Variant, ...]) -> Task:
     """The next byte."""
     content = torch.frombuffer(bytearray(text.content), dtype=torch.uint8)
     cut = math.floor((1 - HELD_OUT_OF_TEXT) * len(content))
@@ -112,7 +123,9 @@ def text_task(text: Text) -> Task:
     known = sum(bytes(block) in learnt for block in looked_for)
     return Task(
         name="text",
+        heading="Text",
         title=text.name,
+        candidates=variants,
         metric=BITS,
         x=windows[:, :-1],
         y=windows[:, 1:],
@@ -137,7 +150,7 @@ def text_task(text: Text) -> Task:
     )
 
 
-def digits_task() -> Task:
+def digits_task(variants: tuple[Variant, ...]) -> Task:
     """Which digit it is."""
     pictures, labels = load_digits(return_X_y=True)
     patches = (pictures / 16).reshape(-1, 4, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(-1, 16, 4).astype(np.float32)
@@ -145,7 +158,9 @@ def digits_task() -> Task:
     x, y = torch.from_numpy(patches), torch.from_numpy(labels).long()
     return Task(
         name="digits",
+        heading="Digits",
         title="scikit-learn's digits",
+        candidates=variants,
         metric=ACCURACY,
         x=x[own],
         y=y[own],

@@ -25,10 +25,10 @@ from sklearn.model_selection import train_test_split
 
 from softmaxima.integrations.classifier import usual_epochs
 from softmaxima.integrations.pairs import Pair, pairs
-from softmaxima_lab.compare.compare import BATCH, Comparison, Settings, compare, summary, training_rows
 from softmaxima_lab.compare.differences import Difference
 from softmaxima_lab.compare.fold_differences import difference
 from softmaxima_lab.compare.measures import METRICS
+from softmaxima_lab.compare.table import BATCH, Comparison, Settings, compare, summary, training_rows
 from softmaxima_lab.tables.tables import Table
 
 METRICS_OF_PROBABILITIES = tuple(name for name in METRICS if name != "cost")  # one training tells all of them

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from softmaxima_lab.compare.engine import Question, Reached, digest, reached
 from softmaxima_lab.compare.heads_bodies import FEATURES, HIDDEN, of_pixels
 from softmaxima_lab.compare.heads_layers import Layer
 from softmaxima_lab.compare.heads_plan import Head
 from softmaxima_lab.compare.heads_tasks import Lesson
 from softmaxima_lab.compare.measures import METRICS
 from softmaxima_lab.compare.pixels import HELD_OUT, Pixels, digits, mnist
-from softmaxima_lab.compare.studies import Question, Reached, digest, reached
 
 DIGITS, UNSEEN = 10, 3
 BATCH, RATE = 64, 2e-3
@@ -37,16 +37,16 @@ ACCURACY = METRICS["accuracy"]
 RECALL = replace(ACCURACY, name="recall", words="recall@1", attribute="recall")
 FREQUENCIES, PIXELS = "class frequencies", "pixels"
 END = ", or there are too few steps to learn it, or too few seeds to see it."
+WHY = "learn nothing: what is learnt of seven digits does not serve the other three here, or there are too few seeds to see it."
 QUESTIONS = (
     Question(
         "by digits left out of training",
         RECALL,
         "recall",
-        PIXELS,
-        "learn nothing: what is learnt of seven digits does not serve the other three here, or there are too few seeds to see it.",
+        {PIXELS: WHY},
         compares_all_the_same=True,
     ),
-    Question("by digits that are learnt", ACCURACY, "accuracy", FREQUENCIES, f"reads nothing: nothing can be learnt here{END}"),
+    Question("by digits that are learnt", ACCURACY, "accuracy", {FREQUENCIES: f"reads nothing: nothing can be learnt here{END}"}),
 )
 
 
@@ -57,7 +57,7 @@ class Pictures:
     name: str
     heading: str
     title: str
-    entries: tuple[Head, ...]
+    candidates: tuple[Head, ...]
     x: Tensor  # [rows, pixels]
     y: Tensor
     is_held: Tensor  # whether a picture is held out

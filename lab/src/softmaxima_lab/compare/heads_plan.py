@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from softmaxima.core.numbers import InputError, choose
+from softmaxima_lab.compare import settings
 
 Kind = Literal[
     "linear", "sampled", "noise", "tree", "adaptive", "margin", "torch linear", "torch adaptive"
@@ -26,13 +27,14 @@ class Head:
     kind: Kind
     params: Mapping[str, Any] = field(default_factory=dict)  # of the map, or of the class
 
+    is_bar = False
+
     @property
     def is_peer(self) -> bool:
         """Of torch's own, that is measured beside the others and never recommended."""
         return self.kind.startswith("torch")
 
 
-EXPERIMENT = "compare-heads"
 REFERENCE = "softmax"
 SAMPLES = 128  # that are drawn for a batch
 SCALE, MARGIN_OF_COSINES, MARGIN_OF_ANGLES = 16.0, 0.2, 0.3
@@ -64,37 +66,23 @@ OF_COSINES = (
 HEADS = (*FULL, *LARGE, *OF_COSINES)
 TASKS = {"text": (*FULL, *LARGE), "digits": (*FULL, *OF_COSINES), "mnist": (*FULL, *OF_COSINES)}
 
-SEEDS, STEPS = 5, 500  # trainings of each head, and their steps
-QUICK_SEEDS, QUICK_STEPS = 3, 50
+USUAL, QUICK = (5, 500), (3, 50)  # seeds and steps
 VOCABULARY = 10_000  # words at most
 LEAST_WORDS, MOST_WORDS = 100, 100_000
 SCORED, QUICK_SCORED = 16_384, 1024  # held-out words at most
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(settings.Settings):
     """How to train."""
 
-    seeds: int = SEEDS
-    steps: int = STEPS
-    seed: int = 0  # the first
     vocabulary: int = VOCABULARY
-    quick: bool = False
 
     def __post_init__(self) -> None:
-        if self.seed >= 2**32:
-            raise InputError(f"--seed must be below 2**32, got {self.seed}")
+        super().__post_init__()
+        settings.check_counts((("--vocabulary", self.vocabulary, LEAST_WORDS),))
         if self.vocabulary > MOST_WORDS:
             raise InputError(f"--vocabulary must be at most {MOST_WORDS}, for all heads are held at once; got {self.vocabulary}")
-        counts = (
-            ("--seeds", self.seeds, 1),
-            ("--steps", self.steps, 1),
-            ("--seed", self.seed, 0),
-            ("--vocabulary", self.vocabulary, LEAST_WORDS),
-        )
-        for option, value, least in counts:
-            if value < least:
-                raise InputError(f"{option} must be at least {least}, got {value}")
 
     @property
     def scored(self) -> int:

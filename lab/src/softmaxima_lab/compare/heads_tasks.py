@@ -8,9 +8,10 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from softmaxima_lab.compare import engine
+from softmaxima_lab.compare.engine import Reached
 from softmaxima_lab.compare.heads_layers import Layer
 from softmaxima_lab.compare.heads_plan import Head
-from softmaxima_lab.compare.studies import Question, Reached
 
 
 @dataclass(frozen=True)
@@ -26,33 +27,13 @@ class Lesson:
     bars: Callable[[], Mapping[str, Reached]]
 
 
-class Task(Protocol):
+class Task(engine.Task, Protocol):
     """What is learnt."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def heading(self) -> str: ...  # the name, as words begin
-    @property
-    def title(self) -> str: ...
-    @property
-    def entries(self) -> tuple[Head, ...]: ...
-    @property
-    def questions(self) -> tuple[Question, ...]: ...
+    def candidates(self) -> tuple[Head, ...]: ...
     @property
     def rows(self) -> int: ...  # to train on, at least
     @property
-    def batch(self) -> int: ...
-    @property
-    def rate(self) -> float: ...
-    @property
-    def model(self) -> str: ...  # in words
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def doubt(self) -> str: ...  # why what is held out says less than it seems, or nothing
-    @property
     def is_large(self) -> bool: ...  # of so many classes that the head is most of the time and memory
-    @property
-    def digest(self) -> str: ...  # of all data
     def lesson(self, seed: int) -> Lesson: ...

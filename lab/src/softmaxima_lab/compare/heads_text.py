@@ -30,12 +30,12 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.numbers import InputError
+from softmaxima_lab.compare.engine import Question, Reached, digest, reached
 from softmaxima_lab.compare.heads_bodies import CONTEXT, EMBEDDING, HIDDEN, LastWords
 from softmaxima_lab.compare.heads_layers import Layer
 from softmaxima_lab.compare.heads_plan import LEAST_WORDS, Head, Settings
 from softmaxima_lab.compare.heads_tasks import Lesson
 from softmaxima_lab.compare.measures import BINS, METRICS, Metric
-from softmaxima_lab.compare.studies import Question, Reached, digest, reached
 from softmaxima_lab.tables.texts import Text
 
 WORD = re.compile(r"\w+|([^\w\s])\1*")
@@ -55,7 +55,7 @@ SCORE = Metric("score", "sparsemax score", "score", 1, "{:.3f}", decimals=3, mos
 NAMED = replace(METRICS["accuracy"], attribute="top1", words="top-1 accuracy")
 BASELINE = "word frequencies"
 END = ", or there are too few steps to learn it, or too few seeds to see it."
-WHY = f"reads nothing: nothing can be learnt of the words before{END}"
+BARS = {BASELINE: f"reads nothing: nothing can be learnt of the words before{END}"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class NextWord:
     """The task. A row is four words and the one after them."""
 
     title: str
-    entries: tuple[Head, ...]
+    candidates: tuple[Head, ...]
     windows: Tensor  # to train on, [rows, context + 1]
     held: Tensor
     counts: Tensor  # how often each class is in what is learnt, falling
@@ -80,9 +80,9 @@ class NextWord:
     def __post_init__(self) -> None:
         most = replace(PERPLEXITY, most_gain=math.log1p(self.classes / SHARE))
         asked = (
-            Question("by ε-perplexity", most, "smoothed nats", BASELINE, WHY, math.exp, weighs_time=True),
-            Question("by sparsemax score", SCORE, "score", BASELINE, WHY),
-            Question("by first guesses", NAMED, "top1", BASELINE, WHY),
+            Question("by ε-perplexity", most, "smoothed nats", BARS, math.exp, weighs_time=True),
+            Question("by sparsemax score", SCORE, "score", BARS),
+            Question("by first guesses", NAMED, "top1", BARS),
         )
         object.__setattr__(self, "questions", asked)
 
@@ -197,7 +197,7 @@ def text_task(text: Text, settings: Settings, heads: tuple[Head, ...]) -> NextWo
     unknown = float((held[:, -1] == other).double().mean())
     return NextWord(
         title=text.name,
-        entries=heads,
+        candidates=heads,
         windows=windows[: cut - CONTEXT],
         held=held,
         counts=torch.tensor([float(count) for _, count in classes]),

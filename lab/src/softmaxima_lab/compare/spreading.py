@@ -19,8 +19,8 @@ from typing import Any
 from softmaxima.dask.cluster import TIMEOUT, heard, processes, report
 from softmaxima.dask.tasks import Shared, Tasks
 from softmaxima.integrations.pairs import Pair
-from softmaxima_lab.compare.compare import BASELINE, REFERENCE, Settings, compared, total_steps, trained_folds
 from softmaxima_lab.compare.measures import Fold
+from softmaxima_lab.compare.table import BASELINE, REFERENCE, Settings, compared, total_steps, trained_folds
 from softmaxima_lab.tables.tables import Table
 
 TELLING = 0.5  # seconds between two reports of a training

@@ -19,7 +19,7 @@ from softmaxima.core.randomness import Randomness
 from softmaxima.lse import log_mean_exp
 from softmaxima.maps import softmax
 from softmaxima.sampling import Relax, expectation, gumbel_max
-from softmaxima_lab.compare.vae_plan import SOFTMAX, Candidate
+from softmaxima_lab.compare.estimators_plan import SOFTMAX, Candidate
 
 LATENTS, CLASSES, HIDDEN = 10, 8, 128
 CHUNK = 2048  # pictures that are decoded at once

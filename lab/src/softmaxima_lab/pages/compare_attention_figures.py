@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
 
 import plotly.graph_objects as go
+import torch
 from torch import Tensor
 
-from softmaxima_lab.compare.attention import COST, Finding, Result, difference
-from softmaxima_lab.compare.attention_plan import REFERENCE
-from softmaxima_lab.compare.differences import Difference
-from softmaxima_lab.compare.measures import Metric
-from softmaxima_lab.pages.figures import (
-    Figure,
-    Point,
-    Priced,
-    cost_plot,
-    gain_plot,
-    panel,
-    panels,
-    reading_of_gains,
-    rows_layout,
-    styles,
-)
+from softmaxima_lab.compare.attention import COMPARISON, Finding, pictured
+from softmaxima_lab.pages.comparison import came_to_numbers, cost_figure, difference_figures, label_of
+from softmaxima_lab.pages.figures import Figure, panel, panels, rows_layout, styles
 
 # Blank is 0, and what is not shows on a light page and on a dark one.
 WEIGHTS = [[0, "rgba(0, 114, 178, 0.25)"], [1, "rgba(0, 114, 178, 1)"]]
@@ -32,50 +19,25 @@ SHARES = [[0, "#8fc1e3"], [0.5, "#c2dbec"], [1, "#f0e0c8"]]  # under dark number
 INK = [[0, "#f4f4f4"], [1, "#3a3a3a"]]
 
 
-def figures(finding: Finding) -> tuple[Figure, ...]:
+def figures(finding: Finding) -> list[Figure | None]:
     """The figures of one task."""
-    drawn = gain_figure(finding), heads_figure(finding), weights_figure(finding), cost_figure(finding)
-    return tuple(figure for figure in drawn if figure is not None)
-
-
-def marks(finding: Finding) -> dict[str, dict[str, str]]:
-    """A colour and a symbol for each result."""
-    return styles({result.name: result.variant and result.variant.map for result in finding.results})
-
-
-def _label(finding: Finding, result: Result) -> str:
-    """The result's name, that of the recommended map in bold."""
-    name = html.escape(result.name, quote=False)
-    return f"<b>{name}</b>" if result is finding.taken else name
-
-
-def _trained(finding: Finding) -> list[Result]:
-    """The maps that came to numbers with every seed."""
-    return [result for result in finding.maps if math.isfinite(result.quality)]
-
-
-def gain_figure(finding: Finding) -> Figure:
-    """Differences to softmax with their intervals."""
-    own = marks(finding)
-    others = [result for result in finding.results if result.name != REFERENCE]
-    points = [Point(_label(finding, result), own[result.name], finding.gain(result)) for result in others]
-    return Figure(
-        f"{finding.task.name}-gain",
-        f"{finding.task.name.capitalize()}: differences to softmax in {finding.metric.words}",
-        reading_of_gains("maps", "seeds"),
-        gain_plot(points, finding.metric),
-    )
+    marks = styles({result.name: result.candidate and result.candidate.map for result in finding.results})
+    causal = finding.task.causal
+    axis, down = (finding.task.metric.unit, "a lower loss") if causal else ("errors, %", "fewer errors")
+    cost = cost_figure(finding, COMPARISON, marks, {}, axis, ".3f", down)
+    return [*difference_figures(finding, "maps", marks, {}), heads_figure(finding), weights_figure(finding), cost]
 
 
 def heads_figure(finding: Finding) -> Figure:
     """Which share of the keys each head looks at, and how many they are in effect."""
-    results = _trained(finding)
-    places = [(layer, head) for layer, heads in enumerate(finding.softmax.heads) for head in range(len(heads))]
-    cells = [[result.heads[layer][head] for layer, head in places] for result in results]
+    results = came_to_numbers(finding)
+    cells = [result.heads for result in results]
+    layers = [head.layer for head in finding.softmax.heads]
+    names = [f"{layer + 1}.{layers[:place].count(layer) + 1}" for place, layer in enumerate(layers)]
     plot = go.Figure(
         go.Heatmap(
-            x=list(range(len(places))),
-            y=[_label(finding, result) for result in results],
+            x=list(range(len(names))),
+            y=[label_of(finding, result) for result in results],
             z=[[100 * head.share for head in row] for row in cells],
             text=[[_short(head.keys) for head in row] for row in cells],
             texttemplate="%{text}",
@@ -98,8 +60,8 @@ def heads_figure(finding: Finding) -> Figure:
         rows_layout(
             len(results),
             xaxis={
-                "tickvals": list(range(len(places))),
-                "ticktext": [f"{layer + 1}.{head + 1}" for layer, head in places],
+                "tickvals": list(range(len(names))),
+                "ticktext": names,
                 "tickfont": {"size": 11},
             },
         ),
@@ -107,7 +69,7 @@ def heads_figure(finding: Finding) -> Figure:
     plot.update_layout(height=rows_layout(len(results))["height"] + 20, margin_t=24, margin_b=32)
     return Figure(
         f"{finding.task.name}-heads",
-        f"{finding.task.name.capitalize()}: how many keys each head looks at",
+        f"{finding.task.heading}: how many keys each head looks at",
         "A column for each layer and head, of each seed the head with the fewest keys first: 2.1 is that of the second layer. The "
         "colour is the share of the keys that a query may see whose probability is not 0; the number is exp(H), as many equal keys "
         "as would be spread as widely. Means over seeds and over queries of held-out rows"
@@ -120,51 +82,17 @@ def _short(number: float) -> str:
     return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"
 
 
-def cost_figure(finding: Finding) -> Figure:
-    """The loss against the time of a step."""
-    own, causal, results = marks(finding), finding.task.causal, _trained(finding)
-    points = [
-        Priced(
-            result.name,
-            _label(finding, result),
-            own[result.name],
-            1000 * result.step_seconds,
-            result.quality if causal else 100 * (1 - result.quality),
-            result.name == REFERENCE,
-        )
-        for result in results
-    ]
-
-    def gain(metric: Metric, one: int, other: int) -> Difference:
-        return difference(results[one], results[other], metric, len(results) - 1)
-
-    def better(one: int, other: int) -> bool:
-        return gain(finding.task.metric, one, other).better
-
-    def faster(one: int, other: int) -> bool:
-        return gain(COST, one, other).low > COST.least_gain
-
-    return Figure(
-        f"{finding.task.name}-cost",
-        f"{finding.task.name.capitalize()}: time against quality",
-        f"To the left trains faster, further down has {'a lower loss' if causal else 'fewer errors'} on held-out rows; both axes "
-        "are logarithmic. Filled are the maps to which no other is preferable, being better in one and not worse in the "
-        "other, both for certain: where the interval of their difference over seeds leaves out 0 (95 %, for all others of a map "
-        f"together), in time by {100 * math.expm1(COST.least_gain):.0f} % at least. The dotted line joins those that are lower "
-        "than all faster ones. These and softmax are named. The symbols are those of the differences above.",
-        cost_plot(points, finding.metric.unit if causal else "errors, %", ".3f", better, faster),
-    )
-
-
 def weights_figure(finding: Finding) -> Figure | None:
     """The attention of one head to one held-out row, by map; None where softmax has none to show."""
-    shown = [(result, weights) for result in finding.maps if (weights := result.runs[0].weights) is not None]
-    if not any(result.name == REFERENCE for result, _ in shown):
+    task, softmax = finding.task, finding.softmax
+    shown = [(result, torch.tensor(weights)) for result in finding.trained if (weights := result.drawn("weights"))]
+    if not softmax.drawn("weights"):
         return None
-    layer, head = finding.pictured
+    layer, head = pictured(softmax.runs[0], task.causal)
     which = f"head {head + 1} of layer {layer + 1}, where softmax looks at the fewest keys"
-    labels = [_label(finding, result) for result, _ in shown]
-    matrices = [weights for _, weights in shown]
+    labels = [label_of(finding, result) for result, _ in shown]
+    keys = task.length + (not task.causal)
+    matrices = [weights.reshape(keys, keys) for _, weights in shown]
     if finding.task.causal:
         letters = bytes(finding.task.held_x[0].tolist()).decode(errors="ignore")
         begin = "".join(filter(str.isprintable, " ".join(letters.split())))[:40]

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from softmaxima_lab import wording
 from softmaxima_lab.compare.differences import Difference
-from softmaxima_lab.compare.studies import Verdict
-from softmaxima_lab.compare.vae_claims import HOLDS, OPEN, Claim, claims
-from softmaxima_lab.compare.vae_gradients import REFERENCE_SAMPLES
-from softmaxima_lab.compare.vae_plan import RELAXED, SOFTMAX, UNBIASED
-from softmaxima_lab.compare.vae_saved import as_csv, as_text
-from softmaxima_lab.compare.vae_study import (
+from softmaxima_lab.compare.estimators import (
+    COMPARISON,
     KL_WARMING,
     SAMPLES,
     SHARE,
@@ -26,29 +21,25 @@ from softmaxima_lab.compare.vae_study import (
     steps_to,
     target,
 )
-from softmaxima_lab.pages import trainings
+from softmaxima_lab.compare.estimators_claims import HOLDS, OPEN, Claim, claims
+from softmaxima_lab.compare.estimators_gradients import REFERENCE_SAMPLES
+from softmaxima_lab.compare.estimators_plan import RELAXED, SOFTMAX, UNBIASED
 from softmaxima_lab.pages.columns import Column
 from softmaxima_lab.pages.compare_estimators_figures import figures
-from softmaxima_lab.pages.figures import Figure
-from softmaxima_lab.pages.markdown import table
-from softmaxima_lab.pages.page import document, facts
-from softmaxima_lab.pages.studies import (
+from softmaxima_lab.pages.comparison import (
     ALIKE,
     BETTER,
+    Report,
     better_column,
-    choices,
-    compared,
     leading_column,
-    markdown_of,
-    meanings,
     name_column,
     step_columns,
-    times,
+    training_in_words,
     value_column,
 )
+from softmaxima_lab.pages.markdown import table
+from softmaxima_lab.pages.page import facts
 from softmaxima_lab.wording import listed
-
-# The table ----------------------------------------------------------------------------------------------------------------
 
 EACH = "The mean over seeds ± half of its interval, so wide that those of all estimators hold together at 95 %."
 
@@ -62,13 +53,13 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
         heading: str, short: str, measure: str, spare: int, meaning: str, best_first: str = "descending"
     ) -> Column[Result]:
         def cell(result: Result) -> str:
-            known = result.entry is not None and not any(map(math.isnan, result.by_seed(measure)))
+            known = result.candidate is not None and not any(map(math.isnan, result.by_seed(measure)))
             return plus_minus(mean_of(result.by_seed(measure), family)) if known else ""
 
         return Column(heading, short, cell, lambda result: result.mean(measure), spare, best_first, meaning=meaning)
 
     def steps(result: Result) -> str:
-        return reaching(steps_to(result, level), at_least_steps_to(result, level), family) if result.entry else ""
+        return reaching(steps_to(result, level), at_least_steps_to(result, level), family) if result.candidate else ""
 
     return (
         name_column("estimator"),
@@ -77,7 +68,6 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
             "ELBO, nats",
             "ELBO",
             "{:.2f}",
-            1,
             f"A lower bound of log p of a held-out picture, by {SAMPLES} one-hot draws from its encoder, whatever was maximised.",
         ),
         better_column(finding, elbo, elbo.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
@@ -162,50 +152,20 @@ CAPTION = (
 )
 
 
-def reservations(study: Study, finding: Finding, verdict: Verdict[Result]) -> tuple[str, ...]:
-    """Why a recommendation is a first one."""
-    seeds = len(finding.softmax.runs)
-    found = trainings.first_look(study.settings, seeds, "few steps show what is learnt fast")
-    if verdict.taken not in (None, finding.softmax):
-        found += trainings.unseen_failures(seeds, "estimator")
-    return tuple(found)
+def last(finding: Finding, result: Result) -> list[str]:
+    """How far what it maximises is above the ELBO, where that is no ELBO of draws."""
+    if result.candidate is None or result.candidate.kind not in (SOFTMAX.kind, RELAXED):
+        return []
+    more = result.mean("own") - result.elbo
+    return [f"what it maximises is {more:.2f} nats above the ELBO of draws, which decoding relaxed vectors makes it believe"]
 
 
-def sentence(finding: Finding, result: Result) -> str:
-    """What there is to say of an estimator."""
-    if result.entry is None:
-        return "They know no picture from another."
-    if result.diverged:
-        return trainings.divergence(result, "bounds")
-    words = []
-    elbo = finding.task.questions[0]
-    if finding.is_learnt(elbo) and not finding.above(result, elbo).better:
-        words.append(f"not known to have a better ELBO than {elbo.bar}")
-    if result is finding.softmax:
-        words.append("what the others are compared with")
-    elif finding.softmax.diverged:
-        words.append("nothing to compare with, for softmax diverged")
-    else:
-        words += compared(finding, result)
-    if result.entry.family in (SOFTMAX.family, RELAXED):
-        more = result.mean("own") - result.elbo
-        words.append(
-            f"what it maximises is {more:.2f} nats above the ELBO of draws, which decoding relaxed vectors makes it believe"
-        )
-    return wording.sentence("; ".join(words))
-
-
-def settings_in_words(study: Study) -> dict[str, str]:
-    """What was trained, on what, and with what."""
-    settings, tasks = study.settings, [finding.task for finding in study.findings]
-    return {
-        **{task.heading: f"{task.title}: {'; '.join(task.notes)}" for task in tasks},
-        "Model": tasks[0].model,
-        "Training": f"{settings.steps} steps of Adam, in batches of {tasks[0].batch} rows at a rate of up to {tasks[0].rate:g}, "
-        f"which rises and falls to 0; the weight of KL rises to 1 in the first {100 * KL_WARMING:.0f} % of the steps. Both are one "
-        "for all estimators, set by hand: one whose best are others is not shown at its best",
-        **trainings.made_with(study, "estimators", "; ".join(f"{name}: {why}" for name, why in study.left_out.items())),
-    }
+def settings(study: Study) -> Mapping[str, str]:
+    warming = (
+        f"; the weight of KL rises to 1 in the first {100 * KL_WARMING:.0f} % of the steps. Both are one for all estimators, set "
+        "by hand: one whose best are others is not shown at its best"
+    )
+    return {"Model": study.findings[0].task.model, "Training": training_in_words(study, warming)}
 
 
 # What is said -----------------------------------------------------------------------------------------------------------
@@ -234,16 +194,6 @@ def claim_cells(claim: Claim) -> list[str]:
     return [said, "; ".join(filter(None, (f"{mean} ± {half} {unit}", claim.told))), claim.verdict]
 
 
-def note(finding: Finding, shown: Sequence[Column[Result]]) -> str:
-    """On the table of a task, whatever its columns, beside the caption."""
-    return claims_in_words(finding)
-
-
-def caption(finding: Finding) -> str:
-    """What some of the rows are."""
-    return CAPTION
-
-
 def claims_in_words(finding: Finding) -> str:
     """How many of the claims hold, and which do not."""
     found = claims(finding)
@@ -264,49 +214,24 @@ def claims_table(finding: Finding) -> str:
     return table(["what is said", "measured", "verdict"], map(claim_cells, claims(finding)), left=(0, 2))
 
 
-# The page -----------------------------------------------------------------------------------------------------------------
-
-
-def page(study: Study) -> str:
-    """The page, complete in itself."""
-    drawn = [figures(finding) for finding in study.findings]
-    return document(
-        "softmaxima compare-estimators",
-        "Which estimator of a gradient?",
-        "One categorical variational autoencoder, trained with every estimator, from the same weights, on the same batches.",
-        (
-            *choices(study, reservations),
-            facts("What was trained", settings_in_words(study)),
-            *(section for finding, own in zip(study.findings, drawn, strict=True) for section in _sections(finding, own)),
-        ),
-        [shown for own in drawn for shown in own],
-    )
-
-
-def _sections(finding: Finding, drawn: Sequence[Figure]) -> list[str]:
-    task, shown, said = finding.task, columns(finding), {result.name: sentence(finding, result) for result in finding.results}
-    explained = facts(f"{task.heading}: what the columns are", meanings(shown))
+def claims_section(finding: Finding) -> list[str]:
+    """Of a page."""
     judged = {cells[0]: f"{cells[2]}: {cells[1]}" for cells in map(claim_cells, claims(finding))}
-    judgement = facts(f"{task.heading}: what is said, and what was measured", judged, [SAID]) if judged else ""
-    table = shown, finding.results, finding.taken, CAPTION
-    return trainings.sections("estimator", task.name, task.heading, table, said, times(finding), drawn, [explained, judgement])
+    return [facts(f"{finding.task.heading}: what is said, and what was measured", judged, [SAID])] if judged else []
 
 
-def markdown(study: Study) -> str:
-    """The tables and what they say, for a page."""
-    parts = []
-    for finding in study.findings:
-        parts += markdown_of(study, finding, columns(finding), reservations)
-        parts += filter(None, [SAID, claims_table(finding), claims_in_words(finding)])
-    return "\n\n".join(parts)
-
-
-def explanations(study: Study) -> str:
-    """What the rows and columns of the tables are, for a page."""
-    told = dict.fromkeys(
-        f"- *{column.heading}*: {column.meaning}" for finding in study.findings for column in columns(finding) if column.meaning
-    )
-    return "\n".join((CAPTION, "", *told))
-
-
-FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
+REPORT = Report(
+    COMPARISON,
+    heading="Which estimator of a gradient?",
+    lead="One categorical variational autoencoder, trained with every estimator, from the same weights, on the same batches.",
+    columns=columns,
+    figures=figures,
+    caption=lambda finding: CAPTION,
+    settings=settings,
+    of_bar=lambda result: "They know no picture from another.",
+    last=last,
+    numbers="bounds",
+    note=claims_in_words,
+    sections=claims_section,
+    besides=lambda finding: [SAID, claims_table(finding)],
+)

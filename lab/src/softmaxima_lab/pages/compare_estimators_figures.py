@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import plotly.graph_objects as go
 
 from softmaxima_lab.compare.differences import Difference
-from softmaxima_lab.compare.vae_study import SHARE, Finding, Result, mean_of, target
+from softmaxima_lab.compare.estimators import SHARE, Finding, Result, mean_of, target
+from softmaxima_lab.pages.comparison import difference_figures, label_of
 from softmaxima_lab.pages.figures import COLOURS, GREY, SYMBOLS, Figure, rows_layout
-from softmaxima_lab.pages.studies import differences_figure, label_of
 
 FAMILIES = {
     "no draws": COLOURS[3],
@@ -23,10 +23,10 @@ FAMILIES = {
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
-def figures(finding: Finding) -> tuple[Figure, ...]:
+def figures(finding: Finding) -> list[Figure]:
     """The figures of one task."""
     own, legend = marks(finding), legend_of(finding)
-    gains = [differences_figure(finding, finding.task.heading, each, "estimators", own, legend) for each in finding.task.questions]
+    gains = difference_figures(finding, "estimators", own, legend)
     measured = [
         _measured(
             finding,
@@ -47,21 +47,21 @@ def figures(finding: Finding) -> tuple[Figure, ...]:
             lambda result: result.by_seed("bias"),
         ),
     ]
-    return *gains, curve_figure(finding), *measured
+    return [*gains, curve_figure(finding), *measured]
 
 
 def marks(finding: Finding) -> dict[str, dict[str, str]]:
     """A colour for each family, and a symbol for each result of one."""
     found, used = {}, Counter[str]()
     for result in finding.results:
-        colour = FAMILIES[result.entry.family] if result.entry else GREY
-        found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)] if result.entry else "x"}
+        colour = FAMILIES[result.candidate.kind] if result.candidate else GREY
+        found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)] if result.candidate else "x"}
         used[colour] += 1
     return found
 
 
 def legend_of(finding: Finding) -> dict[str, str]:
-    families = {result.entry.family for result in finding.trained if result.entry}
+    families = {result.candidate.kind for result in finding.trained if result.candidate}
     return {family: colour for family, colour in FAMILIES.items() if family in families}
 
 

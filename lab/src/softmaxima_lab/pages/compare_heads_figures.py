@@ -8,24 +8,11 @@ from collections import Counter
 
 import plotly.graph_objects as go
 
-from softmaxima_lab.compare.heads import Finding, Result
+from softmaxima_lab.compare.heads import COMPARISON, Finding
 from softmaxima_lab.compare.heads_pictures import BINS
-from softmaxima_lab.compare.heads_plan import REFERENCE
 from softmaxima_lab.compare.heads_text import SHARE, SHARES
-from softmaxima_lab.compare.studies import COST, difference, pace
-from softmaxima_lab.pages.figures import (
-    COLOURS,
-    GREY,
-    SYMBOLS,
-    Figure,
-    Priced,
-    cost_plot,
-    logarithmic,
-    panel,
-    panels,
-    rows_layout,
-)
-from softmaxima_lab.pages.studies import differences_figure, label_of
+from softmaxima_lab.pages.comparison import came_to_numbers, cost_figure, difference_figures, label_of
+from softmaxima_lab.pages.figures import COLOURS, GREY, SYMBOLS, Figure, logarithmic, panel, panels, rows_layout
 
 FAMILIES = {  # of heads: the colour of each, and what its heads have in common
     "linear": (COLOURS[0], "all scores, the loss of a map"),
@@ -41,25 +28,26 @@ OWN, OTHER = COLOURS[0], COLOURS[1]  # of cosines
 GRADIENT, UPDATE = COLOURS[0], COLOURS[5]  # of a step
 
 
-def figures(finding: Finding) -> tuple[Figure, ...]:
+def figures(finding: Finding) -> list[Figure | None]:
     """The figures of one task."""
-    own, task = marks(finding), finding.task
-    gains = [differences_figure(finding, task.heading, each, "heads", own, legend(finding)) for each in task.questions]
-    if finding.task.is_large:
-        rest = cost_figure(finding), eps_figure(finding), time_figure(finding), memory_figure(finding)
-    else:
-        rest = cosine_figure(finding), neighbour_figure(finding), cost_figure(finding)
-    return *gains, *(figure for figure in rest if figure is not None)
+    own, task, named = marks(finding), finding.task, legend(finding)
+    gains = difference_figures(finding, "heads", own, named)
+    if task.is_large:
+        cost = cost_figure(finding, COMPARISON, own, named, "ε-perplexity", ".2f", "a lower ε-perplexity", names_all=True)
+        return [*gains, cost, eps_figure(finding), time_figure(finding), memory_figure(finding)]
+    down = "fewer pictures whose nearest shows another digit, of digits left out,"
+    cost = cost_figure(finding, COMPARISON, own, named, "not found, %", ".2f", down)
+    return [*gains, cosine_figure(finding), neighbour_figure(finding), cost]
 
 
 def marks(finding: Finding) -> dict[str, dict[str, str]]:
     """A colour and a symbol for each result: a family has a colour, and a symbol tells its heads apart."""
     found, used = {}, Counter[str]()
     for result in finding.results:
-        if result.entry is None:
+        if result.candidate is None:
             found[result.name] = {"color": GREY, "symbol": "x"}
             continue
-        colour = FAMILIES[result.entry.kind][0]
+        colour = FAMILIES[result.candidate.kind][0]
         found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)]}
         used[colour] += 1
     return found
@@ -67,51 +55,13 @@ def marks(finding: Finding) -> dict[str, dict[str, str]]:
 
 def legend(finding: Finding) -> dict[str, str]:
     """What each colour stands for."""
-    found = (FAMILIES[result.entry.kind] for result in finding.trained if result.entry is not None)
+    found = (FAMILIES[result.candidate.kind] for result in finding.trained if result.candidate is not None)
     return {words: colour for colour, words in found}
-
-
-def _trained(finding: Finding) -> list[Result]:
-    """The heads that came to numbers with every seed."""
-    return [result for result in finding.trained if not result.diverged]
-
-
-def cost_figure(finding: Finding) -> Figure:
-    """Quality against the time of a step."""
-    own, results, question = marks(finding), _trained(finding), finding.task.questions[0]
-    by_perplexity = question.metric.by_ratio
-
-    def value(result: Result) -> float:
-        found = getattr(result, question.metric.attribute)
-        return found if by_perplexity else 100 * (1 - found)
-
-    def better(one: int, other: int) -> bool:
-        return difference(results[one], results[other], question, len(results) - 1).better
-
-    def faster(one: int, other: int) -> bool:
-        return pace(results[one], results[other], len(results) - 1).low > COST.least_gain
-
-    def priced(result: Result) -> Priced:
-        named, milliseconds = finding.task.is_large or result.name == REFERENCE, 1000 * result.step_seconds
-        return Priced(result.name, label_of(finding, result), own[result.name], milliseconds, value(result), named)
-
-    return Figure(
-        f"{finding.task.name}-cost",
-        f"{finding.task.heading}: time against quality",
-        "To the left trains faster, further down has "
-        f"{'a lower ε-perplexity' if by_perplexity else 'fewer pictures whose nearest shows another digit, of digits left out,'} "
-        "on held-out rows; both axes are logarithmic. Filled are the heads to which no other is preferable, being better in one "
-        "and not worse in the other, both for certain: where the interval of their difference over seeds leaves out 0 (95 %, for "
-        f"all others of a head together), in time by {100 * math.expm1(COST.least_gain):.0f} % at least. The dotted line joins "
-        f"those that are lower than all faster ones.{'' if finding.task.is_large else ' These and softmax are named.'}",
-        cost_plot(list(map(priced, results)), "ε-perplexity" if by_perplexity else "not found, %", ".2f", better, faster),
-        legend(finding),
-    )
 
 
 def eps_figure(finding: Finding) -> Figure | None:
     """ε-perplexity by ε, of softmax and of heads that give p = 0; None where there are none."""
-    zeros = [result for result in _trained(finding) if result.mean("zeros") > 0]
+    zeros = [result for result in came_to_numbers(finding) if result.mean("zeros") > 0]
     if not zeros or finding.softmax.diverged:
         return None
     shown = [finding.softmax, *zeros][: len(COLOURS)]

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 import softmaxima as sm
 from softmaxima.core.writing import finite, write_text
 from softmaxima.integrations.pairs import Pair, pairs
-from softmaxima_lab.compare.compare import Settings, compare, summary
 from softmaxima_lab.compare.confirmation import KNOWN, settings_of
 from softmaxima_lab.compare.differences import Difference, Spread, interval_of, of_mean, spread_of
 from softmaxima_lab.compare.measures import METRICS, evaluate
+from softmaxima_lab.compare.table import Settings, compare, summary
 from softmaxima_lab.tables.tables import Table
 
 FOLDS, INNER = 5, Settings(folds=3, repeats=1)

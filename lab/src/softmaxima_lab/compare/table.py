@@ -1,4 +1,4 @@
-"""compare: the same classifier trained with every pair of a map and a loss, and which pair to take.
+"""compare table: the same classifier trained with every pair of a map and a loss, and which pair to take.
 
 For every pair the folds, the initial weights, the order of the batches and the optimiser are the same, so that what differs comes
 from the pair; beside them stands a baseline that gives every row the frequencies of the classes. `measures` says what is measured,
@@ -30,6 +30,7 @@ from softmaxima_lab.compare.differences import Difference
 from softmaxima_lab.compare.fold_differences import difference
 from softmaxima_lab.compare.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
 from softmaxima_lab.compare.recommendation import Recommendation, learnt, proving, recommend
+from softmaxima_lab.compare.settings import check_counts, check_seed
 from softmaxima_lab.compare.turns import one_thread, rotated
 from softmaxima_lab.tables.tables import Table, check_folds
 
@@ -65,17 +66,8 @@ class Settings:
         for option, value, offered in (("--model", self.model, ("linear", "mlp")), ("--metric", self.metric, tuple(METRICS))):
             if value not in offered:
                 raise InputError(f"{option} must be one of {', '.join(offered)}, got {value!r}")
-        counts = (
-            ("--folds", self.folds, 2),
-            ("--repeats", self.repeats, 1),
-            ("--epochs", self.epochs, 1),
-            ("--seed", self.seed, 0),
-        )
-        for option, value, least in counts:
-            if value < least:
-                raise InputError(f"{option} must be at least {least}, got {value}")
-        if self.seed >= 2**32:
-            raise InputError(f"--seed must be below 2**32, got {self.seed}")
+        check_counts((("--folds", self.folds, 2), ("--repeats", self.repeats, 1), ("--epochs", self.epochs, 1)))
+        check_seed(self.seed)
 
     @property
     def splits(self) -> int:

@@ -1,33 +1,31 @@
-"""compare-estimators: the same categorical VAE trained with every estimator of its gradient, and all judged by one objective.
+"""compare estimators: the same categorical VAE trained with every estimator of its gradient, and all judged by one objective.
 
 With the same seed the weights at the beginning, the batches and their order are the same for every estimator. Whatever an
 estimator maximises, the ELBO that is compared is that of one-hot draws, on held-out pictures, by the same noise for all. What
-gradients are worth is measured at the weights that REINFORCE, which is unbiased, has half-way. Differences are those of `studies`.
+gradients are worth is measured at the weights that REINFORCE, which is unbiased, has half-way.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, product
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from softmaxima_lab.compare import studies
-from softmaxima_lab.compare.attention_plan import Settings
+from softmaxima_lab.compare import engine
 from softmaxima_lab.compare.differences import Difference, interval_of, of_mean
+from softmaxima_lab.compare.engine import Advanced, Comparison, Question, Reached, Run, Trained, Verdict, digest, reached
+from softmaxima_lab.compare.estimators_gradients import BATCHES, QUICK_BATCHES, gradients
+from softmaxima_lab.compare.estimators_plan import LEFT_OUT, UNBIASED, Candidate
 from softmaxima_lab.compare.measures import Metric
 from softmaxima_lab.compare.pixels import HELD_OUT, Pixels
-from softmaxima_lab.compare.studies import Question, Reached, Run, Trained, Verdict, digest, reached, seconds_of_steps
-from softmaxima_lab.compare.turns import in_turns, one_thread
+from softmaxima_lab.compare.settings import Settings
 from softmaxima_lab.compare.vae import CLASSES, HIDDEN, LATENTS, VAE, Estimated
-from softmaxima_lab.compare.vae_gradients import BATCHES, QUICK_BATCHES, gradients
-from softmaxima_lab.compare.vae_plan import LEFT_OUT, UNBIASED, Candidate
-from softmaxima_lab.compare.verdicts import Words
 from softmaxima_lab.wording import listed
 
 BATCH, RATE = 64, 5e-3
@@ -38,11 +36,12 @@ SHARE = 0.5  # of the way from pixel frequencies to the best ELBO, where converg
 OF_GRADIENT = 4  # steps that take about as long as what is measured on one batch of one estimator
 PIXELS = "pixel frequencies"
 WHY = "knows no picture from another: nothing is learnt here, or there are too few steps to learn it, or too few seeds to see it."
+BARS = {PIXELS: WHY}
 ELBO = Metric("elbo", "ELBO", "elbo", 1, "{:.2f} nats", unit="nats", most=0.0)
 BOUND = Metric("bound", f"bound of {SAMPLES} draws", "bound", 1, "{:.2f} nats", unit="nats", most=0.0)
 QUESTIONS = (
-    Question("by the ELBO of one-hot draws", ELBO, "elbo", PIXELS, WHY),
-    Question(f"by the tighter bound of {SAMPLES} draws", BOUND, "bound", PIXELS, WHY),
+    Question("by the ELBO of one-hot draws", ELBO, "elbo", BARS),
+    Question(f"by the tighter bound of {SAMPLES} draws", BOUND, "bound", BARS),
 )
 
 
@@ -53,13 +52,14 @@ class Task:
     name: str
     heading: str
     title: str
-    entries: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     x: Tensor  # to train on, [rows, pixels]
     held: Tensor
     notes: tuple[str, ...]
     questions: tuple[Question, ...] = QUESTIONS
     batch: int = BATCH
     rate: float = RATE
+    doubt: str = ""
     model: str = f"{LATENTS} latent variables of {CLASSES} classes, one hidden layer of {HIDDEN} on either side"
 
     @property
@@ -67,14 +67,14 @@ class Task:
         return digest(self.x, self.held)
 
 
-def vae_task(given: Pixels, entries: tuple[Candidate, ...]) -> Task:
+def vae_task(given: Pixels, candidates: tuple[Candidate, ...]) -> Task:
     """Of pictures whose pixels are 1 where they are at least half as bright as can be."""
     x = (given.x >= 0.5).float()
     notes = (f"{len(x)} pictures of {given.size}, black and white, of which {100 * HELD_OUT:.0f} % are held out",)
-    return Task(given.name, given.heading, given.title, entries, x[~given.is_held], x[given.is_held], notes)
+    return Task(given.name, given.heading, given.title, candidates, x[~given.is_held], x[given.is_held], notes)
 
 
-class Result(studies.Result[Candidate]):
+class Result(engine.Result[Candidate]):
     """What an estimator reached with all seeds, or pixel frequencies, without one."""
 
     @property
@@ -86,42 +86,8 @@ class Result(studies.Result[Candidate]):
         return self.mean("bound")
 
 
-Finding = studies.Finding[Task, Result]
-Study = studies.Study[Settings, Finding]
-
-
-# The experiment -----------------------------------------------------------------------------------------------------------
-
-
-def compare_estimators(tasks: Sequence[Task], settings: Settings, advanced: Callable[[int], None] = lambda steps: None) -> Study:
-    """Train with every estimator on every task with every seed. `advanced(steps)` is called after steps of training."""
-    return summary(tasks, settings, list(trained(tasks, settings, advanced=advanced)))
-
-
-def trained(
-    tasks: Sequence[Task], settings: Settings, start: int = 0, advanced: Callable[[int], None] = lambda steps: None
-) -> Iterator[tuple[str, Trained]]:
-    """(a task's name, what every estimator reached), seed after seed, on all tasks with each; from the one of number `start` on."""
-    for number, task in islice(product(range(settings.seeds), tasks), start, None):
-        with one_thread():
-            yield task.name, _trained(task, settings, settings.seed + number, advanced)
-
-
-def _trained(task: Task, settings: Settings, seed: int, advanced: Callable[[int], None]) -> Trained:
-    trainings = [Training(task, candidate, seed, settings.steps) for candidate in task.entries]
-    in_turns(trainings, settings.steps, advanced)
-    (common,) = (each for each in trainings if each.estimated.candidate.name == UNBIASED.name)
-    found: dict[str, dict[str, float]] = {}
-    if common.diverged is None:
-        half_way = [each.half_way for each in trainings]
-        found = gradients(common.half_way.vae, half_way, task.x, task.batch, _batches(settings), seed)
-    advanced(OF_GRADIENT * _batches(settings) * len(trainings))
-    runs = {each.estimated.candidate.name: each for each in trainings}
-    return {name: each.end(found.get(name, {})) for name, each in runs.items()} | {PIXELS: Run(_frequencies(task))}
-
-
-def _batches(settings: Settings) -> int:
-    return QUICK_BATCHES if settings.quick else BATCHES
+Finding = engine.Finding[Task, Result]
+Study = engine.Study[Task, Result]
 
 
 def frequencies(x: Tensor) -> Tensor:
@@ -137,7 +103,7 @@ def _frequencies(task: Task) -> Reached:
     return reached({"elbo": likelihood, "bound": likelihood}, {}, watched)
 
 
-class Training(studies.Training):
+class Training(engine.Training):
     """With one estimator. On the way it keeps what it is half-way, and some ELBOs."""
 
     def __init__(self, task: Task, candidate: Candidate, seed: int, steps: int) -> None:
@@ -148,7 +114,7 @@ class Training(studies.Training):
         self.half_way = self.estimated
         self.generator = torch.Generator().manual_seed((seed + 2**31) % 2**32)  # not that of the batches
         self.curve: dict[int, float] = {}  # of the steps taken
-        super().__init__([self.estimated], task.rate, len(task.x), task.batch, steps, seed)
+        super().__init__(candidate, [self.estimated], task, len(task.x), steps, seed)
 
     def loss(self, rows: Tensor) -> Tensor:
         weight = min(1.0, len(self.seconds) / (KL_WARMING * self.steps))
@@ -164,34 +130,38 @@ class Training(studies.Training):
             self.curve[taken] = float(elbo.mean())
         return due
 
-    @torch.no_grad()
-    def end(self, of_gradient: Mapping[str, float]) -> Run:
-        """What it reached on the pictures held out, and what its gradient is worth."""
-
-        def marks() -> Reached:
-            elbo, bound = self.estimated.vae.bounds(self.task.held, SAMPLES, self.seed)
-            own = -self.estimated.negative(self.task.held, torch.Generator().manual_seed(self.seed)).mean()
-            drawn = {"taken": [float(steps) for steps in self.curve], "curve": list(self.curve.values())}
-            return reached({"elbo": elbo, "bound": bound}, {"own": float(own), **of_gradient}, drawn)
-
-        return self.run(marks)
+    def marks(self) -> Reached:
+        elbo, bound = self.estimated.vae.bounds(self.task.held, SAMPLES, self.seed)
+        own = -self.estimated.negative(self.task.held, torch.Generator().manual_seed(self.seed)).mean()
+        drawn = {"taken": [float(steps) for steps in self.curve], "curve": list(self.curve.values())}
+        return reached({"elbo": elbo, "bound": bound}, {"own": float(own)}, drawn)
 
 
-def total_steps(tasks: Sequence[Task], settings: Settings, start: int = 0) -> int:
-    """Of all trainings together, from the ones of number `start` on, and what takes as long."""
-    left = islice(product(range(settings.seeds), tasks), start, None)
-    return sum(len(task.entries) * (settings.steps + OF_GRADIENT * _batches(settings)) for _, task in left)
+def begin(task: Task, seed: int, steps: int) -> list[Training]:
+    return [Training(task, candidate, seed, steps) for candidate in task.candidates]
 
 
-def seconds_of_all(tasks: Sequence[Task], settings: Settings, start: int = 0) -> float:
-    """About what all trainings take from the ones of number `start` on, by a few steps with each estimator."""
-    total = 0.0
-    with one_thread():
-        for place, task in enumerate(tasks):
-            a_step = seconds_of_steps([Training(task, candidate, settings.seed, 3) for candidate in task.entries])
-            seeds = sum(number * len(tasks) + place >= start for number in range(settings.seeds))
-            total += seeds * a_step * (settings.steps + OF_GRADIENT * _batches(settings))
-    return total
+def end(task: Task, settings: Settings, trainings: Sequence[Training], seed: int, is_first: bool, advanced: Advanced) -> Trained:
+    """What the estimators reached, and what their gradients are worth at the weights that the unbiased one has half-way."""
+    runs = {training.name: training.end() for training in trainings}
+    common = next(training for training in trainings if training.name == UNBIASED.name)
+    if common.diverged is None:
+        half_way = [training.half_way for training in trainings]
+        found = gradients(common.half_way.vae, half_way, task.x, task.batch, _batches(settings), seed)
+        runs = {name: _with_means(run, found[name]) for name, run in runs.items()}
+    advanced(OF_GRADIENT * _batches(settings) * len(trainings))
+    return runs | {PIXELS: Run(_frequencies(task))}
+
+
+def _with_means(run: Run, found: Mapping[str, float]) -> Run:
+    """A run that did not diverge, with further measures."""
+    if run.diverged is not None:
+        return run
+    return replace(run, reached=replace(run.reached, means={**run.reached.means, **found}))
+
+
+def _batches(settings: Settings) -> int:
+    return QUICK_BATCHES if settings.quick else BATCHES
 
 
 # What it says ---------------------------------------------------------------------------------------------------------------
@@ -233,32 +203,55 @@ def mean_of(values: Sequence[float], comparisons: int = 1) -> Difference:
     return interval_of(values, [of_mean(values)], ELBO, comparisons)
 
 
-def summary(
-    tasks: Sequence[Task],
-    settings: Settings,
-    done: Sequence[tuple[str, Trained]],
-    command: str = "",
-    left_out: Mapping[str, str] | None = None,
-) -> Study:
-    """What the trainings that are done say, which may be fewer than the settings ask for."""
-    return studies.study(tasks, settings, done, _finding, command, {**LEFT_OUT, **(left_out or {})})
-
-
-def _finding(task: Task, runs: Sequence[Trained]) -> Finding:
-    return studies.found(task, runs, Result, _verdict)
-
-
-def _verdict(finding: Finding, question: Question) -> Verdict[Result]:
-    words = Words("estimator", "estimators", f"on {finding.task.title}", "seed by seed")
-    found = studies.recommended(finding, question, words)
-    if found.taken in (None, finding.softmax):
-        return found
-    assert found.taken is not None
+def besides(finding: Finding, verdict: Verdict[Result]) -> str:
+    """Which estimators cannot be told from the one that is taken."""
+    if verdict.taken is None or verdict.taken is finding.softmax:
+        return ""
     pairs = math.comb(len(finding.trained), 2)  # any of them might have been the best
-    alike = [r for r in finding.others if r is not found.taken and not studies.difference(found.taken, r, question, pairs).better]
-    told = (
-        f" Not told from it, of all pairs: {listed([r.name for r in alike])}."
-        if alike
-        else " It is better than every other, of all pairs."
-    )
-    return Verdict(question, found.taken, found.headline, found.reason + told)
+    others = [result for result in finding.others if result is not verdict.taken]
+    gains = {result.name: engine.difference(verdict.taken, result, verdict.question, pairs) for result in others}
+    alike = [name for name, gain in gains.items() if not gain.better]
+    if alike:
+        return f"Not told from it, of all pairs: {listed(alike)}."
+    return "It is better than every other, of all pairs."
+
+
+def of_task(finding: Finding) -> Mapping[str, Any]:
+    """What the record has besides: where convergence is measured, and the claims."""
+    from softmaxima_lab.compare.estimators_claims import claims  # which are made of what is here
+
+    return {"target": target(finding), "claims": [asdict(claim) for claim in claims(finding)]}
+
+
+def of_result(finding: Finding, result: Result) -> Mapping[str, Any]:
+    """What of each seed is shown with an interval."""
+    if result.candidate is None:
+        return {}
+    over_seeds = {measure: result.by_seed(measure) for measure in ("snr", "snr of draws", "bias")}
+    return {"steps_to_target": steps_to(result, target(finding)), "over_seeds": over_seeds}
+
+
+COMPARISON = Comparison(
+    name="estimators",
+    one="estimator",
+    many="estimators",
+    result=Result,
+    begin=begin,
+    end=end,
+    work=lambda task, settings, is_first: settings.steps + OF_GRADIENT * _batches(settings),
+    measures={
+        "elbo": lambda result: result.elbo,
+        "bound": lambda result: result.bound,
+        "own_objective": lambda result: result.mean("own"),
+        "snr": lambda result: result.mean("snr"),
+        "snr_of_draws": lambda result: result.mean("snr of draws"),
+        "bias": lambda result: result.mean("bias"),
+        "step_seconds": lambda result: result.step_seconds,
+    },
+    options=("--data", "--estimators"),
+    settings={"samples": SAMPLES, "share": SHARE, "kl_warming": KL_WARMING},
+    left_out=LEFT_OUT,
+    besides=besides,
+    of_task=of_task,
+    of_result=of_result,
+)

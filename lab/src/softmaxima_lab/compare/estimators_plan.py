@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from softmaxima.core.numbers import choose
-from softmaxima_lab.compare.attention_plan import Settings as Settings
 from softmaxima_lab.compare.heads_plan import missing as missing
 
 
@@ -20,13 +19,13 @@ class Candidate:
 
     name: str
     map: str  # that name, by which it can be chosen as well
-    family: str  # what it has in common with others
+    kind: str  # what it has in common with others
     samples: int  # of which each is so many evaluations of the decoder that all but softmax have four
     params: Mapping[str, Any] = field(default_factory=dict)
     is_peer: bool = False
+    is_bar: bool = False
 
 
-EXPERIMENT = "compare-estimators"
 RELAXED, STRAIGHT, SCORE = "relaxed draws", "one-hot draws, a relaxed gradient", "unbiased"
 SOFTMAX = Candidate("softmax", "softmax", "no draws", 1)  # f(softmax(x)), which is no estimate of E f(D)
 UNBIASED = Candidate("REINFORCE", "reinforce_leave_one_out", SCORE, 4)  # at whose weights all gradients are measured
@@ -50,8 +49,7 @@ LEFT_OUT = {
     "reinforce": "without a baseline it learns nothing in so many steps",
 }
 TASKS = ("digits", "mnist")
-SEEDS, STEPS = 5, 400  # trainings of each estimator, and their steps
-QUICK_SEEDS, QUICK_STEPS = 2, 80
+USUAL, QUICK = (5, 400), (2, 80)  # seeds and steps
 
 
 def planned(names: Sequence[str]) -> tuple[Candidate, ...]:

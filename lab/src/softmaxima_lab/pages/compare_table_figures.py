@@ -13,10 +13,10 @@ from torch import Tensor
 
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
-from softmaxima_lab.compare.compare import Comparison
 from softmaxima_lab.compare.differences import Difference
 from softmaxima_lab.compare.fold_differences import difference
 from softmaxima_lab.compare.measures import METRICS, Result
+from softmaxima_lab.compare.table import Comparison
 from softmaxima_lab.pages.figures import (
     GREY,
     Figure,

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima_lab.compare.estimators_plan import UNBIASED
 from softmaxima_lab.compare.vae import VAE, Estimated
-from softmaxima_lab.compare.vae_plan import UNBIASED
 
 Gradient = Callable[[int, int], Tensor]  # of the batch of that number, by draws of that seed
 

@@ -8,14 +8,14 @@ from operator import attrgetter
 from statistics import median_low
 
 from softmaxima_lab import wording
-from softmaxima_lab.compare.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
 from softmaxima_lab.compare.fold_differences import rows_of
 from softmaxima_lab.compare.measures import BINS, EPS, METRICS, Result
 from softmaxima_lab.compare.recommendation import proving
-from softmaxima_lab.compare.saved import as_csv, as_text
+from softmaxima_lab.compare.table import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
+from softmaxima_lab.compare.table_saved import as_csv, as_text
 from softmaxima_lab.compare.verdicts import interval, paces
 from softmaxima_lab.pages.columns import Column, page_table
-from softmaxima_lab.pages.compare_figures import figures, rarest_first
+from softmaxima_lab.pages.compare_table_figures import figures, rarest_first
 from softmaxima_lab.pages.figures import TWICE, cut_note, gain_cell, same_in_words, same_note
 from softmaxima_lab.pages.page import choice, document, facts, figure, sentences
 from softmaxima_lab.tables.suspicions import Doubt

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from softmaxima_lab.compare.differences import Difference
-from softmaxima_lab.compare.studies import difference
-from softmaxima_lab.compare.vae_study import Finding, at_least_steps_to, mean_of, steps_to, target
+from softmaxima_lab.compare.engine import difference
+from softmaxima_lab.compare.estimators import Finding, at_least_steps_to, mean_of, steps_to, target
 
 SOFTMAX, ONE, HALF, CONTROL = "softmax", "Gumbel-softmax 1", "Gumbel-softmax 0.5", "REBAR"
 ORDERS = {  # the best first

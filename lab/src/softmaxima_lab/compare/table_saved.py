@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from softmaxima import __version__
 from softmaxima.core.writing import finite
 from softmaxima.integrations.pairs import Pair
 from softmaxima.temperature.reliability import Bin
-from softmaxima_lab.compare import resumption
-from softmaxima_lab.compare.compare import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
-from softmaxima_lab.compare.measures import BINS, EPS, METRICS, ClassCounts, Fold
-from softmaxima_lab.compare.resumption import changed, check_same, read_record
+from softmaxima_lab.compare.measures import BINS, EPS, METRICS, ClassCounts, Fold, Result
+from softmaxima_lab.compare.record import changed, check_same, experiment_of, lines, read_record, written
+from softmaxima_lab.compare.table import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
 from softmaxima_lab.tables.tables import Table
 
-EXPERIMENT = "compare"
+EXPERIMENT = experiment_of("table")
 MEASURES = (*(metric.attribute for metric in METRICS.values()), "support", "zeros")
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything in the comparison; a number that is not finite becomes null."""
+def as_json(comparison: Comparison, folds: bool = True) -> dict[str, Any]:
+    """Everything, or what tables show; a number that is not finite becomes null."""
     taken = comparison.recommendation
     record = {
         "experiment": EXPERIMENT,
@@ -54,15 +50,23 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 **_of_pair(result.pair),
                 **{measure: getattr(result, measure) for measure in MEASURES},
                 "gain": None if result is comparison.softmax else asdict(comparison.gain(result)),
-                "support_rows": result.support_rows,
-                "classes": [asdict(counts) for counts in result.classes],
-                "bins": [asdict(bin) for bin in result.bins],
+                **(_drawn(result) if folds else {}),
             }
             for result in comparison.results
         ],
-        "folds": [{name: asdict(fold) for name, fold in split.items()} for split in comparison.folds],
     }
+    if folds:
+        record["folds"] = [{name: asdict(fold) for name, fold in split.items()} for split in comparison.folds]
     return finite(record)
+
+
+def _drawn(result: Result) -> dict[str, Any]:
+    """What figures show."""
+    return {
+        "support_rows": result.support_rows,
+        "classes": [asdict(counts) for counts in result.classes],
+        "bins": [asdict(bin) for bin in result.bins],
+    }
 
 
 def _of_pair(pair: Pair | None) -> dict[str, Any]:
@@ -71,21 +75,19 @@ def _of_pair(pair: Pair | None) -> dict[str, Any]:
 
 def as_text(comparison: Comparison) -> str:
     """The JSON as it is written."""
-    return resumption.as_text(as_json(comparison))
+    return written(as_json(comparison))
 
 
 def as_csv(comparison: Comparison) -> str:
     """One line a result, the best first; the gain over softmax is by the metric that was asked for, empty where none is known."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["pair", "twins", "map", "loss", *MEASURES, "gain", "gain_low", "gain_high", "recommended"])
+    found = []
     for result in comparison.results:
         gain, pair = comparison.gain(result), result.pair
         gains = ["", "", ""] if result is comparison.softmax else finite([gain.mean, gain.low, gain.high])
         numbers = [getattr(result, measure) for measure in MEASURES]
         about = [result.name, ", ".join(result.twins), pair.map if pair else "", pair.loss if pair else ""]
-        lines.writerow([*about, *numbers, *gains, int(result is comparison.taken)])
-    return text.getvalue()
+        found.append([*about, *numbers, *gains, int(result is comparison.taken)])
+    return lines(["pair", "twins", "map", "loss", *MEASURES, "gain", "gain_low", "gain_high", "recommended"], found)
 
 
 def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> list[dict[str, Fold]]:
@@ -94,13 +96,11 @@ def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None)
     Raises:
         InputError: where there is none, or it is of another table, other settings or other pairs.
     """
-    was, digest, version, folds = read_record(path, EXPERIMENT, _begun)
     asked = asdict(settings)
     if not settings.tune:
         del asked["metric"]  # the folds tell all of them
-    other = changed(was, asked, {"rows": "--quick", "tune": "--tune"})
-    if version != __version__:
-        other.insert(0, f"with softmaxima {version}, not {__version__}")
+    flags = {"rows": "--quick", "tune": "--tune"}
+    other, digest, folds = read_record(path, EXPERIMENT, lambda record: (changed(record, asked, flags), *_begun(record)))
     if digest != table.digest:
         other.insert(0, "with another table or target")
     elif set(folds[0]) - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
@@ -109,12 +109,12 @@ def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None)
     return folds
 
 
-def _begun(record: Any) -> tuple[dict[str, Any], str, str, list[dict[str, Fold]]]:
-    """Settings, digest of the table, version and folds, of which there is one at least."""
+def _begun(record: Any) -> tuple[str, list[dict[str, Fold]]]:
+    """Digest of the table and folds, of which there is one at least."""
     folds = [{name: _fold(fold) for name, fold in split.items()} for split in record["folds"]]
     if not folds:
         raise IndexError("it has no folds")
-    return record["settings"], record["table"]["digest"], record["versions"]["softmaxima"], folds
+    return record["table"]["digest"], folds
 
 
 def _fold(record: dict[str, Any]) -> Fold:
