@@ -375,10 +375,19 @@ def test_where_nothing_can_be_learnt_nothing_is_recommended(given: Case, tasks: 
     assert "Take " not in page(given.report, study)
 
 
-def test_one_seed_tells_nothing_and_what_diverges_is_reported_and_comes_last(given: Case, tasks: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("breaks", "step"),
+    [
+        (lambda training: setattr(training, "loss", lambda rows: torch.tensor(math.nan, requires_grad=True)), 0),
+        (lambda training: setattr(training, "marks", lambda: Reached({"quality": math.nan}, {}, {})), 2),  # by its last step
+    ],
+)
+def test_one_seed_tells_nothing_and_what_diverges_is_reported_and_comes_last(
+    breaks: Callable[[Any], None], step: int, given: Case, tasks: list[Any]
+) -> None:
     def begin(*arguments: Any) -> Sequence[Any]:
         made = given.report.comparison.begin(*arguments)
-        made[1].loss = lambda rows: torch.tensor(math.nan, requires_grad=True)
+        breaks(made[1])
         return made
 
     comparison = replace(given.report.comparison, begin=begin)
@@ -386,13 +395,13 @@ def test_one_seed_tells_nothing_and_what_diverges_is_reported_and_comes_last(giv
     (finding,) = alone.findings
     assert {verdict.headline for verdict in finding.verdicts} == {"Too few seeds to tell"}
     result = finding.of(tasks[-1].candidates[1].name)
-    assert result.diverged == (0,)
+    assert result.diverged == (step,)
     assert result in finding.results[-2:]  # beside a bar that the first question is not asked of
-    assert "diverged with 1 of 1 seeds, at step 0" in sentence(given.report, finding, result)
+    assert f"diverged with 1 of 1 seeds, at step {step}" in sentence(given.report, finding, result)
     assert "diverged" in [column.cell(result) for column in given.report.columns(finding)]
     assert result.name in page(given.report, alone)
     record = next(each for each in as_json(alone)["tasks"][0]["results"] if each["name"] == result.name)
-    assert (record[next(iter(comparison.measures))], record["diverged"]) == (None, [0])
+    assert (record[next(iter(comparison.measures))], record["diverged"]) == (None, [step])
     assert f",{result.name}," in as_csv(alone)
 
 
@@ -495,6 +504,7 @@ def test_intervals_over_several_bars_hold_at_once_for_all_candidates() -> None:
     a = finding.of("a")
     assert finding.over_bars(a, question) == {bar: difference(a, finding.of(bar), question, 2 * 3) for bar in question.bars}
     assert finding.gain(a, question) == difference(a, finding.softmax, question, 2)
+    assert finding.pace(a) == engine.pace(a, finding.softmax, 2)
     counted = replace(question, counts_bars=True)
     assert finding.gain(a, counted) == difference(a, finding.softmax, question, 4)
     assert finding.over_bars(a, counted) == {bar: difference(a, finding.of(bar), question, 4) for bar in question.bars}

@@ -112,11 +112,11 @@ def table(
     from softmaxima.integrations.pairs import choose, pairs
     from softmaxima_lab.compare.model import check_format
     from softmaxima_lab.compare.table import Settings, epochs_for, sampled
-    from softmaxima_lab.compare.table_saved import EXPERIMENT, read_folds
+    from softmaxima_lab.compare.table_saved import read_folds
     from softmaxima_lab.tables.tables import read_table
 
     if not resume:
-        pieces.check_free(out, EXPERIMENT)
+        pieces.check_free(out, "compare table")
     if save is not None:
         try:
             check_format(save)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from softmaxima import __version__
 from softmaxima.core.numbers import InputError
@@ -90,10 +90,42 @@ def changed(record: Mapping[str, Any], asked: Mapping[str, Any], flags: Mapping[
     return found if version == __version__ else [f"with softmaxima {version}, not {__version__}", *found]
 
 
-def check_same(path: Path, other: Sequence[str]) -> None:
-    """Raise `InputError` where anything is other than it was."""
+def check_same(path: Path, other: list[str], data: tuple[bool, str], candidates: tuple[bool, str]) -> None:
+    """Raise `InputError` where any setting, the data or the candidates are other than they were: whether these are the same, and
+    what they are called."""
+    if not data[0]:
+        other.append(f"with another {data[1]}")
+    elif not candidates[0]:
+        other.append(f"with other {candidates[1]}")
     if other:
         raise InputError(f"--resume: {path} was begun {'; '.join(other)}; give the same, or {ELSEWHERE}")
+
+
+class Found(Protocol):
+    """What a comparison found, of all that it is to train or of a part."""
+
+    @property
+    def settings(self) -> Any: ...
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+    @property
+    def date(self) -> str: ...
+    @property
+    def command(self) -> str: ...
+    @property
+    def partial(self) -> bool: ...
+
+
+def made_by(comparison: str, found: Found, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """How a record was made: with the settings that were asked for and those that are the same each time."""
+    return {
+        "experiment": experiment_of(comparison),
+        "versions": dict(found.versions),
+        "settings": {**asdict(found.settings), **constants},
+        "date": found.date,
+        "command": found.command,
+        "partial": found.partial,
+    }
 
 
 def lines(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -112,15 +144,11 @@ def as_json(study: Study, runs: bool = True) -> dict[str, Any]:
     """Everything, or what tables show; a number that is not finite becomes null, and an infinite measure "infinite"."""
     from softmaxima_lab.compare.turns import BETAS, WARMING
 
+    comparison = study.comparison
     record = {
-        "experiment": experiment_of(study.comparison.name),
-        "versions": dict(study.versions),
-        "settings": {**asdict(study.settings), "warming": WARMING, "betas": BETAS, **study.comparison.settings},
+        **made_by(comparison.name, study, {"warming": WARMING, "betas": BETAS, **comparison.settings}),
         "left_out": dict(study.left_out),
-        "date": study.date,
-        "command": study.command,
-        "partial": study.partial,
-        "tasks": [_task(study.comparison, finding, runs) for finding in study.findings],
+        "tasks": [_task(comparison, finding, runs) for finding in study.findings],
     }
     return finite(record)
 
@@ -224,11 +252,9 @@ def read_trainings(path: Path, comparison: Comparison, tasks: Sequence[Task], se
         if name in found and all(number < len(runs) for runs in found[name].values())
     ]
     in_order = [name for name, _ in done] == [name for name, _ in expected[: len(done)]]
-    if not in_order or any(name not in asked or asked[name].digest != digest for name, digest in digests.items()):
-        other.append(f"with another {of_data}")
-    elif any({candidate.name for candidate in asked[name].candidates} != names for name, names in candidates.items()):
-        other.append(f"with other {of_candidates}")
-    check_same(path, other)
+    is_same = in_order and all(name in asked and asked[name].digest == digest for name, digest in digests.items())
+    has_all = is_same and all({own.name for own in asked[name].candidates} == names for name, names in candidates.items())
+    check_same(path, other, (is_same, of_data), (has_all, of_candidates))
     return done
 
 

@@ -11,32 +11,27 @@ from softmaxima.core.writing import finite
 from softmaxima.integrations.pairs import Pair
 from softmaxima.temperature.reliability import Bin
 from softmaxima_lab.compare.measures import BINS, EPS, METRICS, ClassCounts, Fold, Result
-from softmaxima_lab.compare.record import changed, check_same, experiment_of, lines, read_record, written
+from softmaxima_lab.compare.record import changed, check_same, experiment_of, lines, made_by, read_record, written
 from softmaxima_lab.compare.table import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
 from softmaxima_lab.tables.tables import Table
 
-EXPERIMENT = experiment_of("table")
+NAME = "table"
 MEASURES = (*(metric.attribute for metric in METRICS.values()), "support", "zeros")
 
 
 def as_json(comparison: Comparison, folds: bool = True) -> dict[str, Any]:
     """Everything, or what tables show; a number that is not finite becomes null."""
     taken = comparison.recommendation
+    constants = {
+        "batch": BATCH,
+        "hidden": comparison.settings.hidden,
+        "learning_rate": RATES if comparison.settings.tune else LEARNING_RATE,
+        "eps": EPS,
+        "bins": BINS,
+    }
     record = {
-        "experiment": EXPERIMENT,
-        "versions": dict(comparison.versions),
-        "settings": {
-            **asdict(comparison.settings),
-            "batch": BATCH,
-            "hidden": comparison.settings.hidden,
-            "learning_rate": RATES if comparison.settings.tune else LEARNING_RATE,
-            "eps": EPS,
-            "bins": BINS,
-        },
+        **made_by(NAME, comparison, constants),
         "table": asdict(comparison.facts),
-        "date": comparison.date,
-        "command": comparison.command,
-        "partial": comparison.partial,
         "recommendation": {
             "headline": taken.headline,
             "pair": taken.pair and taken.pair.name,
@@ -100,12 +95,10 @@ def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None)
     if not settings.tune:
         del asked["metric"]  # the folds tell all of them
     flags = {"rows": "--quick", "tune": "--tune"}
-    other, digest, folds = read_record(path, EXPERIMENT, lambda record: (changed(record, asked, flags), *_begun(record)))
-    if digest != table.digest:
-        other.insert(0, "with another table or target")
-    elif set(folds[0]) - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
-        other.append("with other --maps")
-    check_same(path, other)
+    other, digest, folds = read_record(path, experiment_of(NAME), lambda record: (changed(record, asked, flags), *_begun(record)))
+    names = {pair.name for pair in compared(table, chosen)}
+    has_all = set(folds[0]) - {BASELINE} == names
+    check_same(path, other, (digest == table.digest, "table or target"), (has_all, "--maps"))
     return folds
 
 

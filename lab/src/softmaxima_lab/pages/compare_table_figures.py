@@ -17,6 +17,7 @@ from softmaxima_lab.compare.differences import Difference
 from softmaxima_lab.compare.fold_differences import difference
 from softmaxima_lab.compare.measures import METRICS, Result
 from softmaxima_lab.compare.table import Comparison
+from softmaxima_lab.pages.comparison import front_figure, label_of
 from softmaxima_lab.pages.figures import (
     GREY,
     Figure,
@@ -47,14 +48,8 @@ def figures(comparison: Comparison) -> tuple[Figure, ...]:
     )
 
 
-def _label(comparison: Comparison, result: Result) -> str:
-    """The result's name, that of the recommended pair in bold."""
-    name = html.escape(result.name, quote=False)
-    return f"<b>{name}</b>" if result is comparison.taken else name
-
-
 def _labels(comparison: Comparison) -> list[str]:
-    return [_label(comparison, result) for result in comparison.results]
+    return [label_of(comparison, result) for result in comparison.results]
 
 
 def _trained(comparison: Comparison) -> list[Result]:
@@ -76,7 +71,7 @@ def gain_figure(comparison: Comparison) -> Figure:
     """Differences to softmax with their intervals."""
     metric, marks = comparison.metric, styles_of(comparison)
     points = [
-        Point(_label(comparison, result), marks[result.name], comparison.gain(result))
+        Point(label_of(comparison, result), marks[result.name], comparison.gain(result))
         for result in comparison.results
         if result is not comparison.softmax
     ]
@@ -95,7 +90,7 @@ def cost_figure(comparison: Comparison) -> Figure:
     points = [
         Priced(
             result.name,
-            _label(comparison, result),
+            label_of(comparison, result),
             marks[result.name],
             1000 * result.step_seconds,
             result.brier,
@@ -113,15 +108,11 @@ def cost_figure(comparison: Comparison) -> Figure:
     def faster(one: int, other: int) -> bool:
         return gain("cost", one, other).low > METRICS["cost"].least_gain
 
-    return Figure(
+    return front_figure(
         "cost",
         "Cost against quality",
-        "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. "
-        "Filled are the pairs to which no other is preferable, being better in one and not worse in the other, both for "
-        "certain: where the interval of their difference over folds leaves out 0 (95 %, for all others of a pair together), in "
-        f"time by {100 * math.expm1(METRICS['cost'].least_gain):.0f} % at least. The dotted line joins those with a lower score "
-        "than all faster ones; what is filled above it may be as good. These and softmax are named. The symbols are those of "
-        "the figure above.",
+        "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic.",
+        ("pair", "pairs", "folds"),
         cost_plot(points, "Brier score", ".4f", better, faster),
     )
 
@@ -210,7 +201,7 @@ def _shortened(names: Sequence[str]) -> Callable[[str], str]:
 def reliability_figure(comparison: Comparison) -> Figure:
     """Of each pair."""
     results = _trained(comparison)
-    return reliability_panels([(_label(comparison, result), result.bins, colour_of(_map(result))) for result in results])
+    return reliability_panels([(label_of(comparison, result), result.bins, colour_of(_map(result))) for result in results])
 
 
 def support_figure(comparison: Comparison) -> Figure:
@@ -235,7 +226,7 @@ def support_figure(comparison: Comparison) -> Figure:
             legend[name] = colour
             plot.add_bar(
                 x=shares,
-                y=[_label(comparison, result) for result in results],
+                y=[label_of(comparison, result) for result in results],
                 orientation="h",
                 marker={"color": colour, "line": {"color": GREY, "width": 1}},  # of the palest, too, the outline shows
                 hovertemplate="%{y}: %{x:.1f} % of rows<extra>" + name + "</extra>",

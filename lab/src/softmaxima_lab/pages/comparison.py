@@ -7,14 +7,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
+
+import plotly.graph_objects as go
 
 from softmaxima_lab import wording
 from softmaxima_lab.compare.differences import LEVEL
 from softmaxima_lab.compare.engine import COST, Comparison, Finding, Question, R, Result, Study, T, Task, Verdict, difference, pace
-from softmaxima_lab.compare.measures import Metric
 from softmaxima_lab.compare.record import as_csv, as_text
-from softmaxima_lab.compare.verdicts import interval, paces
+from softmaxima_lab.compare.verdicts import Named, interval, paces
 from softmaxima_lab.pages.columns import Column, markdown_table, page_table
 from softmaxima_lab.pages.figures import (
     SAME,
@@ -267,10 +268,17 @@ def training_in_words(study: Study[T, R], besides: str = "") -> str:
 # Figures ------------------------------------------------------------------------------------------------------------------
 
 
-def label_of(finding: Finding[T, R], result: R) -> str:
+class Recommends(Protocol):
+    """What was found, with the result that is recommended."""
+
+    @property
+    def taken(self) -> Any: ...
+
+
+def label_of(found: Recommends, result: Named) -> str:
     """The result's name, what is recommended in bold."""
     name = html.escape(result.name, quote=False)
-    return f"<b>{name}</b>" if result is finding.taken else name
+    return f"<b>{name}</b>" if result is found.taken else name
 
 
 def came_to_numbers(finding: Finding[T, R]) -> list[R]:
@@ -327,24 +335,35 @@ def cost_figure(
         named, milliseconds = names_all or result is finding.softmax, 1000 * result.step_seconds
         return Priced(result.name, label_of(finding, result), marks[result.name], milliseconds, value(result), named)
 
-    return Figure(
+    return front_figure(
         f"{finding.task.name}-cost",
         f"{finding.task.heading}: time against quality",
-        f"To the left trains faster, further down has {down} on held-out rows; both axes are logarithmic. "
-        f"{reading_of_front(comparison.one, comparison.many, 'seeds')} The dotted line joins those that are lower than all faster "
-        f"ones.{'' if names_all else ' These and softmax are named.'}",
+        f"To the left trains faster, further down has {down} on held-out rows; both axes are logarithmic.",
+        (comparison.one, comparison.many, "seeds"),
         cost_plot(list(map(priced, results)), axis, shown, better, faster),
+        names_all,
         legend,
     )
 
 
-def reading_of_front(one: str, many: str, each: str, cost: Metric = COST) -> str:
-    """Which points of a figure of time against quality are filled."""
-    return (
-        f"Filled are the {many} to which no other is preferable, being better in one and not worse in the other, both for certain: "
-        f"where the interval of their difference over {each} leaves out 0 (95 %, for all others of a {one} together), in time by "
-        f"{100 * math.expm1(cost.least_gain):.0f} % at least."
+def front_figure(
+    id: str,
+    title: str,
+    axes: str,
+    words: tuple[str, str, str],
+    plot: go.Figure,
+    names_all: bool = False,
+    legend: Mapping[str, str] | None = None,
+) -> Figure:
+    """A plot of time against quality with how to read it; `words`: one and many of what is compared, and what pairs them."""
+    one, many, each = words
+    reading = (
+        f"{axes} Filled are the {many} to which no other is preferable, being better in one and not worse in the other, both for "
+        f"certain: where the interval of their difference over {each} leaves out 0 (95 %, for all others of a {one} together), in "
+        f"time by {100 * math.expm1(COST.least_gain):.0f} % at least. The dotted line joins those that are lower than all faster "
+        f"ones; what is filled above it may be as good.{'' if names_all else ' These and softmax are named.'}"
     )
+    return Figure(id, title, reading, plot, legend or {})
 
 
 # The page -----------------------------------------------------------------------------------------------------------------
