@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from softmaxima.maps import REGISTRY
-from softmaxima_lab.compare import engine
+from softmaxima_lab.compare import engine, training
 from softmaxima_lab.compare.attention_plan import EVEN, LEFT_OUT, VARIANTS, Variant
 from softmaxima_lab.compare.attention_tasks import BASELINE, Task
 from softmaxima_lab.compare.engine import Advanced, Comparison, Reached, Run, Trained, reached
@@ -87,7 +87,7 @@ def compared(chosen: Sequence[Variant]) -> tuple[Variant, ...]:
     return (softmax, *(variant for variant in chosen if variant != softmax), EVEN)
 
 
-class Training(engine.Training):
+class Training(training.Training):
     """Of one Transformer."""
 
     def __init__(self, task: Task, variant: Variant, seed: int, steps: int) -> None:

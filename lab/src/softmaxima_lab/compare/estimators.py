@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima_lab.compare import engine
+from softmaxima_lab.compare import engine, training
 from softmaxima_lab.compare.differences import Difference, interval_of, of_mean
 from softmaxima_lab.compare.engine import Advanced, Comparison, Question, Reached, Run, Trained, Verdict, digest, reached
 from softmaxima_lab.compare.estimators_gradients import BATCHES, QUICK_BATCHES, gradients
@@ -103,7 +103,7 @@ def _frequencies(task: Task) -> Reached:
     return reached({"elbo": likelihood, "bound": likelihood}, {}, watched)
 
 
-class Training(engine.Training):
+class Training(training.Training):
     """With one estimator. On the way it keeps what it is half-way, and some ELBOs."""
 
     def __init__(self, task: Task, candidate: Candidate, seed: int, steps: int) -> None:

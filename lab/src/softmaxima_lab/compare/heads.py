@@ -15,7 +15,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from softmaxima_lab.compare import engine
+from softmaxima_lab.compare import engine, training
 from softmaxima_lab.compare.engine import COST, Advanced, Comparison, Reached, Run, Trained, Verdict
 from softmaxima_lab.compare.heads_layers import layer
 from softmaxima_lab.compare.heads_memory import peaks
@@ -69,7 +69,7 @@ Finding = engine.Finding[Task, Result]
 Study = engine.Study[Task, Result]
 
 
-class Training(engine.Training):
+class Training(training.Training):
     """Of one head and the network below it."""
 
     def __init__(self, task: Task, lesson: Lesson, head: Head, seed: int, steps: int) -> None:
