@@ -553,7 +553,10 @@ def test_segments_say_what_they_are():
         ({"index": torch.tensor([0, 2, 1]), "num_segments": 2}, "index must be at least 0 and below num_segments=2, got 2"),
         ({"index": torch.tensor([0, -1, 1])}, "index must be at least 0 and below 2[*][*]40, got -1"),
         ({"index": torch.tensor([0, 2**63 - 1, 1])}, "index must be at least 0 and below 2[*][*]40, got 9223372036854775807"),
-        ({"index": torch.tensor([0, 0, 1]), "num_segments": 2**70}, "num_segments must be an int from 0 to 2[*][*]40, got one of 71 bits"),
+        (
+            {"index": torch.tensor([0, 0, 1]), "num_segments": 2**70},
+            "num_segments must be an int from 0 to 2[*][*]40, got one of 71 bits",
+        ),
         ({"ptr": torch.tensor([0, 3]), "num_segments": True}, "num_segments must be an int of at least 0, got"),
         ({"index": torch.tensor([0.0, 1.0, 1.0])}, r"index must be integers, got torch.float32; make them int64"),
         ({"index": torch.tensor([[0, 1, 1]])}, "index must have one axis, got shape"),
