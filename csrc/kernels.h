@@ -311,7 +311,7 @@ struct SoftmaximaElementwise {
 extern const int softmaxima_level;  // of x86-64: 4, 3, or 0 for the baseline
 
 #define SOFTMAXIMA_EXPORT extern "C" __attribute__((visibility("default")))
-#define SOFTMAXIMA_EXPORT_KERNEL(name, kind, chosen)                                                \
+#define SOFTMAXIMA_EXPORT_KERNEL(name, kind, chosen)                                                 \
     SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) { return (chosen)(call); } \
     SOFTMAXIMA_EXPORT const char* softmaxima_##name##_takes() { return #kind; }
 
