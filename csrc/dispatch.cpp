@@ -16,6 +16,8 @@ struct Choice {
 #define SOFTMAXIMA_TEXT_OF(name) #name
 #define SOFTMAXIMA_TEXT(name) SOFTMAXIMA_TEXT_OF(name)
 
+int level_of(const char* name) noexcept { return std::strcmp(name, "v4") == 0 ? 4 : std::strcmp(name, "v3") == 0 ? 3 : 0; }
+
 // That of this processor: v4, v3 or the baseline.
 Choice best() noexcept {
 #ifdef __x86_64__
@@ -33,9 +35,9 @@ Choice best() noexcept {
 Choice allowed() noexcept {
     const char* most = std::getenv("SOFTMAXIMA_ISA");
     const Choice found = best();
-    if (most && !std::strcmp(most, "v3") && found.level > 3) return {"v3", 3};
-    if (most && std::strcmp(most, "v4") && std::strcmp(most, "v3")) return {"baseline", 0};
-    return found;
+    if (!most) return found;
+    const int level = level_of(most);
+    return level >= found.level ? found : level == 3 ? Choice{"v3", 3} : Choice{"baseline", 0};
 }
 
 // Of a library of all, what is allowed; of a library of one, that, or none where it is more than is allowed.
@@ -45,7 +47,7 @@ Choice choose() noexcept {
     return found;
 #else
     const char* one = SOFTMAXIMA_TEXT(SOFTMAXIMA_ISA);
-    const int level = !std::strcmp(one, "v4") ? 4 : !std::strcmp(one, "v3") ? 3 : 0;
+    const int level = level_of(one);
     return level <= found.level ? Choice{one, level} : Choice{"", -1};
 #endif
 }
