@@ -201,8 +201,11 @@ def test_rows_that_are_wrong_where_none_is_compared_are_found(bad: list[int], ki
         return p.index_copy(0, torch.tensor(bad), p[bad].flip(-1))  # whose mass is right
 
     def function(x: Tensor, target: Tensor, **options: str) -> Tensor:
-        moved = torch.ones(len(x), 1).index_fill(0, torch.tensor(bad), 1.01) * x
-        return sm.cross_entropy(moved if kind == "loss" else moved - (moved - x).detach(), target, **options)
+        factor = torch.ones(len(x), 1).index_fill(0, torch.tensor(bad), 1.01)
+        moved = factor * x if kind == "loss" else x.clone()
+        if kind == "slope" and moved.requires_grad:  # the value stays, to the last bit
+            moved.register_hook(lambda slope: factor * slope)
+        return sm.cross_entropy(moved, target, **options)
 
     if kind == "map":
         monkeypatch.setitem(MAPS, "planted", replace(MAPS["softmax"], name="planted", kernel=None, forward=forward))
