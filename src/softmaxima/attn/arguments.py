@@ -309,13 +309,14 @@ def _check_mask(name: str, attn_mask: Any, query: Tensor, shape: tuple[int, ...]
     """(a mask, a bias), of which one is None."""
     if attn_mask is None:
         return None, None
+    cast = "bool()" if isinstance(attn_mask, Tensor) else "astype(bool)"
     attn_mask = check_device(name, "attn_mask", as_tensor(name, "attn_mask", attn_mask), query)
     if attn_mask.is_floating_point():
         return None, _check_bias(name, "attn_mask", attn_mask, query, shape)
     if attn_mask.dtype != torch.bool:
         raise TypeError(
             f"{name}: attn_mask must be boolean (True keeps a score) or floating point (added to the scores), got "
-            f"{attn_mask.dtype}; call attn_mask.bool()"
+            f"{attn_mask.dtype}; call attn_mask.{cast}"
         )
     if not broadcasts(attn_mask, shape):
         raise ValueError(f"{name}: attn_mask must broadcast to the scores' shape {shape}, got {tuple(attn_mask.shape)}")
@@ -338,9 +339,10 @@ def _together(bias: Tensor, mask: Tensor, wide: torch.dtype) -> Tensor:
 def _check_bias(name: str, what: str, bias: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if bias is None:
         return None
+    cast = "float()" if isinstance(bias, Tensor) else "astype(float)"
     bias = check_device(name, what, as_tensor(name, what, bias), query)
     if not bias.is_floating_point():
-        raise TypeError(f"{name}: {what} must be of floating point, got {bias.dtype}; call {what}.float()")
+        raise TypeError(f"{name}: {what} must be of floating point, got {bias.dtype}; call {what}.{cast}")
     if not broadcasts(bias, shape):
         raise ValueError(f"{name}: {what} must broadcast to the scores' shape {shape}, got {tuple(bias.shape)}")
     return bias

@@ -15,7 +15,7 @@ from softmaxima.attn.attention import attend
 from softmaxima.core.arguments import check_place, check_tensor
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import WithOptions
-from softmaxima.core.numbers import check_count, check_flag, check_number
+from softmaxima.core.numbers import check_count, check_number
 from softmaxima.core.public import public
 
 NAME = "MultiheadAttention"
@@ -79,9 +79,6 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         for what, value in sizes.items():
             if value is not None or what in ("embed_dim", "num_heads"):
                 check_count(NAME, what, value, 1)
-        flags = {"bias": bias, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
-        for what, value in flags.items():
-            check_flag(NAME, what, value)
         place = check_place(NAME, device, dtype)
         dropout = check_number(NAME, "dropout", dropout, lambda p: 0 <= p <= 1, "between 0 and 1")
         if embed_dim % num_heads:
@@ -108,7 +105,6 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """(output, weights or None), as torch's module: True in a mask of booleans leaves a key out."""
-        check_flag(NAME, "is_causal", is_causal)
         self._check(query, key, value)
         batched = query.ndim == 3
         if not batched:
@@ -208,6 +204,7 @@ def _without_padding(x: Tensor, padding: Tensor) -> Tensor:
 
 
 def _checked(what: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> Tensor:
+    check_tensor(NAME, what, mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"{NAME}: {what} must be boolean (True leaves a key out) or floating point, got {mask.dtype}")
     if tuple(mask.shape) not in shapes:

@@ -353,7 +353,8 @@ def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
         return None
     mask = as_tensor(name, "where", where)
     if mask.dtype != torch.bool:
-        raise TypeError(f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.bool()")
+        cast = "bool()" if isinstance(where, Tensor) else "astype(bool)"
+        raise TypeError(f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.{cast}")
     if not broadcasts(mask, sizes(x)):
         raise ValueError(f"{name}: where must broadcast to the scores' shape {sizes(x)}, got {sizes(mask)}")
     return _of_rank(check_device(name, "where", mask, x), x.ndim)

@@ -80,7 +80,8 @@ def _loaded(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, ())
 
 
-def _is_bool(value: Any) -> bool:
+def is_bool(value: Any) -> bool:
+    """Whether it is a bool of Python's or of NumPy's."""
     return isinstance(value, bool) or isinstance(value, _loaded("numpy", "bool_"))  # noqa: SIM101 - compilers see the first alone
 
 
@@ -90,7 +91,7 @@ def as_number(value: Any) -> float | None:
         return value
     if isinstance(value, _loaded("numpy", "ndarray")) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, (bool, _loaded("numpy", "timedelta64") or bool)) or not isinstance(value, Real):
         return None
     try:
         return float(value)
@@ -128,18 +129,20 @@ def check_count(name: str, what: str, value: Any, least: int = 1) -> int:
     return check_int(name, what, value, lambda count: count >= least, f"an int of at least {least}")
 
 
-def check_int(name: str, what: str, value: Any, valid: Callable[[int], Any] = lambda number: True, domain: str = "an int") -> int:
-    """An int that is `valid`."""
+def check_int(
+    name: str, what: str, value: Any, valid: Callable[[int], Any] = lambda number: True, domain: str = "an int", most: int = 2**63
+) -> int:
+    """An int that is `valid` and below `most`."""
     if type(value) is int:
         number = operator.index(value)  # of a compiler's symbol, the number
-    elif _is_bool(value) or str(getattr(value, "dtype", None)) == "torch.bool" or not hasattr(value, "__index__"):
+    elif is_bool(value) or str(getattr(value, "dtype", None)) == "torch.bool" or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}")
     else:
         try:
             number = operator.index(value)
         except (TypeError, ValueError):  # an array or a tensor of floating point, or of more than one number
             raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}") from None
-    if not -(2**63) <= number < 2**64:  # beyond 4300 digits Python does not write them either
+    if not -(2**63) <= number < most:  # beyond 4300 digits Python does not write them either
         raise InputError.of_argument(name, what, f"must be {domain}, got one of {number.bit_length()} bits; pass one of at most 63")
     if not valid(number):
         raise InputError.of_argument(name, what, f"must be {domain}, got {number}")
@@ -193,7 +196,10 @@ def nearest(name: Any, choices: Iterable[str]) -> str:
 
 def shown(value: Any) -> str:
     """What arrived, in a sentence: of what takes lines to write, the type."""
-    written = "" if isinstance(value, _loaded("torch", "Tensor")) else repr(value)
+    try:
+        written = "" if isinstance(value, _loaded("torch", "Tensor")) else repr(value)
+    except ValueError:  # an int beyond 4300 digits, or what holds one
+        written = ""
     return written if 0 < len(written) < 100 and "\n" not in written else f"a {type(value).__name__}"
 
 
@@ -201,14 +207,17 @@ def described(value: Any, wanted: str = "a number") -> str:
     """What arrived, where it is of the wrong kind, and what to pass."""
     if isinstance(value, str):
         return f"the string {value!r}; pass {wanted}"
-    if _is_bool(value):
+    if is_bool(value):
         return f"the bool {value}; pass {wanted}"
     if isinstance(value, _loaded("torch", "Tensor")):
-        return f"a tensor of shape {tuple(value.shape)}; pass {wanted}, such as .item() of it"
+        if value.layout is not sys.modules["torch"].strided or value.is_nested:
+            return f"a tensor of layout {value.layout}; pass {wanted}"
+        one = ", such as .item() of it" * (value.numel() == 1 and not value.is_meta)
+        return f"a tensor of shape {tuple(value.shape)}; pass {wanted}{one}"
     if isinstance(value, _loaded("numpy", "ndarray")):
         return f"an array of {value.dtype} of shape {value.shape}; pass {wanted}"
     number = float, int, type(None), _loaded("numpy", "number")
-    return f"{repr(value) if isinstance(value, number) else type(value).__name__}; pass {wanted}"
+    return f"{shown(value) if isinstance(value, number) else type(value).__name__}; pass {wanted}"
 
 
 def check_axis(name: str, dim: Any) -> int:
@@ -230,7 +239,7 @@ def check_axes(name: str, dim: Any) -> int | tuple[int, ...]:
 
 def check_flag(name: str, what: str, value: Any) -> bool:
     """A bool."""
-    if not _is_bool(value):
+    if not is_bool(value):
         raise TypeError(f"{name}: {what} must be True or False, got {described(value, 'one of them')}")
     return bool(value)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import sys
+import types
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from softmaxima.core.numbers import nearest
+from softmaxima.core.numbers import as_number, check_flag, described, is_bool, nearest
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 
@@ -20,7 +24,7 @@ SYNONYMS = (
     ("x", "input", "logits", "scores", "a", "X", "shard", "inputs", "hidden", "features"),
     ("y", "other", "x2"),
     ("target", "labels", "label", "targets", "y_true", "y"),
-    ("class_weight", "weight", "weights", "sample_weight", "b"),
+    ("class_weight", "weight", "weights", "sample_weight"),
     ("k", "top_k", "topk"),
     ("p", "top_p", "topp", "min_p", "minp"),
     ("generator", "seed", "rng", "random_state"),
@@ -34,7 +38,7 @@ SYNONYMS = (
     ("window", "window_size", "sliding_window"),
     ("key_lengths", "cache_seqlens"),
     ("scale", "softmax_scale", "scaling", "s"),
-    ("bias", "attn_bias"),
+    ("bias", "attn_bias", "b"),
     ("softcap", "logits_soft_cap"),
     ("dropout_p", "dropout"),
     ("return_weights", "need_weights", "output_attentions"),
@@ -75,7 +79,8 @@ def unknown_argument(name: str, got: str, known: Iterable[str], of: str = "it", 
     hint, taken = meant(got, free), f"{of} takes: {', '.join(takes) or 'none'}"
     text = f"{name}: unknown argument {got!r}{hint}"
     error = TypeError(f"{text}; {taken}" if not hint.endswith("?") else f"{text} ({taken})" if takes else text)
-    vars(error)["unknown"] = name, got, takes, of, free
+    if not is_compiling():  # for compilers do not follow it
+        vars(error)["unknown"] = name, got, takes, of, free
     return error
 
 
@@ -96,6 +101,12 @@ def meant(got: str, every: Sequence[str]) -> str:
     if got in OF_LOSSES and "loss" in every:
         return f"; options of a loss go with its name, as in loss={OF_LOSSES[got]}"
     return nearest(got, [each for each in every if not each.startswith("_")])
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile looks on, which need not be loaded."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def public(what: Public) -> Public:
@@ -157,24 +168,33 @@ def telling(function: Any, name: Callable[[Any], str], skipped: int = 0) -> Any:
     given = ", ".join([*(f"{p.name}=None" for p in places), "*_more", *(f"{p.name}=None" for p in named), f"**{others}"])
     passed = ", ".join([*(p.name for p in places), *(f"{p.name}={p.name}" for p in named), *(f"**{each}" for each in options)])
     wrong = " or ".join(["_more", *(() if options else (others,)), *(f"{each} is ..." for each in needed)])
-    guarded = f"""
-        try:
-            return _function({passed})
-        except TypeError as error:
-            _add(error, {others}, _optional)
-            raise
-"""
+    first = places[0].name if places else None
+    flags = "".join(
+        f"""
+        if {p.name} is not True and {p.name} is not False:
+            {p.name} = _flag(_name({first}), {p.name!r}, {p.name})"""
+        for p in (*places[skipped:], *named)
+        if p.annotation in (bool, "bool")
+    )
+    asked = ", ".join(f"{each!r}: {each}" for each in (*own, *by_name))
     source = f"""
-def make(_function, _error, _add, _optional):
+def make(_function, _error, _name, _flag, _explain, _add, _optional, _compiling):
     def {function.__name__}({given}):
         if {wrong}:
-            raise _error({places[0].name if places else None}, _more, {others}, [{", ".join(needed)}])
-        {guarded if options else f"return _function({passed})"}
+            raise _error({first}, _more, {others}, [{", ".join(needed)}])
+        {flags}
+        try:
+            return _function({passed})
+        except Exception as error:
+            if not _compiling():
+                {f"_add(error, {others}, _optional)" if options else ""}
+                _explain(_function, _name({first}), error, {{{asked}}})
+            raise
     return {function.__name__}
 """
     made: dict[str, Any] = {}
     exec(compile(source, f"<arguments of {function.__qualname__}>", "exec"), function.__globals__, made)
-    found: Any = functools.wraps(function)(made["make"](function, error, add_names, optional))
+    found: Any = functools.wraps(function)(made["make"](function, error, name, check_flag, explain, add_names, optional, is_compiling))
     found.__defaults__ = tuple(_default(p) for p in places[skipped:])
     found.__kwdefaults__ = {p.name: _default(p) for p in named}
     found.tells = True
@@ -201,6 +221,53 @@ def _more_than(name: str, values: Sequence[Any], own: Sequence[str], named: Sequ
     others = ", ".join(f"{each}=…" for each in named[1:]) if dtype is None else ""
     named = named if dtype is None else ["dtype"]
     return TypeError(f"{name}: {after} must be named, got {got}; write {named[0]}={written}{others and ' or ' + others}")
+
+
+def explain(function: Callable[..., Any], name: str, error: Exception, given: Mapping[str, Any]) -> None:
+    """Raise TypeError of the argument that its annotation does not allow, or whose call failed, where an error is not our own."""
+    if re.match(r"[\w.]+: ", str(error)) or is_compiling():
+        return
+    for what, value in given.items():
+        hint = inspect.signature(function).parameters[what].annotation
+        try:
+            hint = eval(hint, function.__globals__) if isinstance(hint, str) else hint
+            wrong = not _fits(hint, value)
+        except (NameError, AttributeError, TypeError):  # of types that only checkers import
+            wrong = False
+        if wrong:
+            raise TypeError(f"{name}: {what} must be {_words(hint)}, got {described(value, _words(hint))}") from error
+        called = [getattr(value, "forward", value)] if isinstance(error, TypeError) and callable(value) else []
+        if any(str(error).startswith(f"{getattr(each, '__qualname__', None)}() ") for each in called):
+            raise TypeError(f"{name}: {what} cannot be called as it is here, {error}; give one with these arguments") from error
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value is of a type, NumPy's numbers and tensors of no axes being numbers."""
+    kind = typing.get_origin(hint) or hint
+    if kind in (typing.Union, types.UnionType):
+        return any(_fits(each, value) for each in typing.get_args(hint))
+    if kind is typing.Literal:
+        return value in typing.get_args(hint)
+    if kind in (None, type(None), bool):
+        return value is None if kind is not bool else is_bool(value)
+    if kind in (int, float):
+        is_scalar = getattr(value, "ndim", None) == 0
+        return not is_bool(value) and (is_scalar or (hasattr(value, "__index__") if kind is int else as_number(value) is not None))
+    if kind is Callable:
+        return callable(value)
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+_WORDS = {None: "None", type(None): "None", bool: "True or False", int: "an int", float: "a number", str: "a string", Callable: "a function"}
+
+
+def _words(hint: Any) -> str:
+    kind = typing.get_origin(hint) or hint
+    if kind in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(each) for each in typing.get_args(hint)))
+    if kind is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
+    return _WORDS.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 
 
 def listing(room: Mapping[str, Any], more: Callable[[], Iterable[str]] = tuple) -> Callable[[], list[str]]:

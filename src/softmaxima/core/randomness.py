@@ -38,4 +38,4 @@ def as_seed(name: str, generator: Any) -> int:
         device = "cpu" if generator is None else generator.device
         return int(torch.randint(SEEDS, (), generator=generator, device=device))
     domain = "a torch.Generator, a numpy.random.Generator, or a seed of at least 0 and below 2**64"
-    return check_int(name, "generator", generator, lambda seed: 0 <= seed < 2**64, domain)
+    return check_int(name, "generator", generator, lambda seed: 0 <= seed < 2**64, domain, 2**64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -46,7 +46,11 @@ def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: fl
     """
     name = "streaming_logsumexp"
     check_one_temperature(name, temperature)
-    if not isinstance(blocks, Iterable):
+    # What iterates over something else than its scores: names of columns, keys, bytes, entries without their mask; or not at all.
+    if hasattr(blocks, "columns") or isinstance(blocks, np.ma.MaskedArray):
+        as_tensor(name, "blocks", blocks)
+    other = isinstance(blocks, (str, bytes, bytearray, memoryview, Mapping)) or getattr(blocks, "ndim", 1) == 0
+    if other or not isinstance(blocks, Iterable):
         raise TypeError(
             f"{name}: blocks must be an iterable of arrays, tensors or numbers, got {described(blocks, 'a list of them')}"
         )
@@ -64,7 +68,9 @@ def _gathered(blocks: Iterable[Any]) -> Iterator[Any]:
     """The blocks, with numbers that follow one another as one array."""
     numbers: list[Any] = []
     for block in blocks:
-        is_number = isinstance(block, Real) or (isinstance(block, (np.ndarray, np.generic)) and block.ndim == 0)
+        is_number = isinstance(block, Real) or (
+            isinstance(block, (np.ndarray, np.generic)) and block.ndim == 0 and not isinstance(block, np.ma.MaskedArray)
+        )
         if is_number:
             numbers.append(block)
         if numbers and (not is_number or len(numbers) == LONG - 1):
