@@ -6,14 +6,15 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.core.public import OF_LOSSES
+from softmaxima.core.public import OF_LOSSES, public
 
 ROOMS = [*vars(sm)["_ROOMS"], *vars(sm)["_APART"], "compat.entmax"]
 # What functions return, and what only has subclasses: nobody calls these constructors.
@@ -142,6 +143,43 @@ def test_methods_name_unknown_missing_and_surplus_arguments(made: str):
             if needed:
                 with pytest.raises(TypeError, match=rf"^[\w.]+: {' and '.join(needed)} must be given; it takes: "):
                     method()
+
+
+def test_flags_of_all_functions_and_methods_are_refused_by_name_before_any_work():
+    for function in {**CALLABLES, **METHODS}.values():
+        known = arguments(function)
+        needed = [each.name for each in known if each.default is each.empty]
+        for flag in [each.name for each in known if each.annotation in (bool, "bool")]:
+            for wrong in ("no", 1, None):
+                with pytest.raises(TypeError, match=rf"^[\w.]+: {flag} must be True or False, got "):
+                    function(**dict.fromkeys(needed, 0) | {flag: wrong})
+
+
+def test_raw_errors_are_explained_by_annotations_and_by_what_was_called():
+    @public
+    def made(x: float, f: Callable[[float], float], size: Sequence[int] = ()) -> float:
+        return f(x + 0) + len(size) / 1.0 + sum(size)
+
+    assert made(1.0, lambda x: x) == 1.0
+    for call, said in (
+        (lambda: made("2", lambda x: x), r"^made: x must be a number, got the string '2'; pass a number$"),
+        (lambda: made(2.0, 3), r"^made: f must be a function, got 3; pass a function$"),
+        (lambda: made(2.0, lambda x: x, size="ab"), r"^made: size must be a tuple, got the string 'ab'; pass a tuple$"),
+        (
+            lambda: made(2.0, lambda: 1.0),
+            r"^made: f cannot be called as it is here, .* takes 0 positional arguments but 1 was given",
+        ),
+    ):
+        with pytest.raises(TypeError, match=said):
+            call()
+    with pytest.raises(ZeroDivisionError):  # what the arguments do not explain stays as it is
+        made(2.0, lambda x: 1 / 0)
+
+
+@pytest.mark.parametrize("blocks", [b"abc", "12", {1: 2}, np.array(1.0), np.ma.masked_array([1.0, 2.0], [False, True])], ids=str)
+def test_blocks_that_iterate_over_other_than_their_scores_are_refused(blocks: Any):
+    with pytest.raises(TypeError, match=r"^streaming_logsumexp: blocks must"):
+        sm.streaming_logsumexp(blocks)
 
 
 @pytest.mark.parametrize("option", OF_LOSSES)

@@ -194,7 +194,9 @@ def make(_function, _error, _name, _flag, _explain, _add, _optional, _compiling)
 """
     made: dict[str, Any] = {}
     exec(compile(source, f"<arguments of {function.__qualname__}>", "exec"), function.__globals__, made)
-    found: Any = functools.wraps(function)(made["make"](function, error, name, check_flag, explain, add_names, optional, is_compiling))
+    found: Any = functools.wraps(function)(
+        made["make"](function, error, name, check_flag, explain, add_names, optional, is_compiling)
+    )
     found.__defaults__ = tuple(_default(p) for p in places[skipped:])
     found.__kwdefaults__ = {p.name: _default(p) for p in named}
     found.tells = True
@@ -255,10 +257,11 @@ def _fits(hint: Any, value: Any) -> bool:
         return not is_bool(value) and (is_scalar or (hasattr(value, "__index__") if kind is int else as_number(value) is not None))
     if kind is Callable:
         return callable(value)
-    return not isinstance(kind, type) or isinstance(value, kind)
+    return not isinstance(kind, type) or (isinstance(value, kind) and not (kind is Sequence and isinstance(value, str)))
 
 
-_WORDS = {None: "None", type(None): "None", bool: "True or False", int: "an int", float: "a number", str: "a string", Callable: "a function"}
+_WORDS = {None: "None", type(None): "None", bool: "True or False", int: "an int", float: "a number", str: "a string"}
+_WORDS |= {Callable: "a function", Sequence: "a tuple"}
 
 
 def _words(hint: Any) -> str:

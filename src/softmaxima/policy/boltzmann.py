@@ -201,7 +201,7 @@ class Policy(Distribution):
         actions = torch.arange(self.num_actions, device=self.scores.device).reshape(-1, *(1,) * len(self.batch_shape))
         return actions.expand(-1, *self.batch_shape) if expand else actions
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Policy:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Policy:
         new: Any = self._get_checked_instance(Policy, _instance)
         shape = (*batch_shape, self.num_actions)
         new.map, new.scores = self.map, self.scores.expand(shape)

@@ -108,6 +108,9 @@ def file_logsumexp(
     name = "file_logsumexp"
     request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size, trusted, unended)
     paths = found(name, path)
+    for what, told in {"progress": progress, "observe": observe}.items():
+        if told is not None and not callable(told):
+            raise TypeError(f"{name}: {what} must be a function or None, got {described(told, 'a function')}")
     place = None if checkpoint is None else _checked_path(name, "checkpoint", checkpoint)
     if place is not None and observe is not None:
         raise InputError("`checkpoint` keeps the sum alone; leave it out, or ask for nothing beside the sum")
