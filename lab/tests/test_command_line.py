@@ -225,23 +225,51 @@ def test_a_disk_that_is_full_after_some_folds_names_what_is_kept(
     assert (tmp_path / "out" / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    "module", ["cyclopts", "rich.console", "softmaxima_lab.commands.bench", "numpy", "torch", "polars", "sklearn"]
-)
-def test_ctrl_c_while_a_module_is_loaded_ends_with_one_line_and_130(module: str) -> None:
+SIGNALS = [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+
+
+@pytest.mark.parametrize(("number", "said", "status"), SIGNALS)
+@pytest.mark.parametrize("module", ["cyclopts", "softmaxima_lab.commands.bench", "numpy", "torch", "sklearn"])
+def test_a_signal_while_a_module_is_loaded_ends_with_one_line_and_its_status(
+    module: str, number: int, said: str, status: int
+) -> None:
     code = (
-        "import sys\n"
+        "import os, signal, sys\n"
         "class Interrupt:\n"
         "    def find_spec(self, name, path, target=None):\n"
         f"        if name == {module!r}:\n"
-        "            raise KeyboardInterrupt\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.meta_path.insert(0, Interrupt())\n"
         "from softmaxima_lab.__main__ import main\n"
         "sys.argv[1:] = ['compare']\n"
         "main()\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "softmaxima: interrupted\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", f"softmaxima: {said}\n")
+
+
+@pytest.mark.parametrize(("number", "said", "status"), SIGNALS)
+@pytest.mark.parametrize("then", ["goes on", "blames the file", "ends"])
+def test_a_signal_that_something_swallows_ends_the_command_all_the_same(
+    then: str, number: int, said: str, status: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swallowing(*_: object, **__: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        if then == "blames the file":
+            raise InputError("x.txt cannot be read; check that it is whole")
+        if then == "goes on":
+            time.sleep(60)
+        raise SystemExit
+
+    (tmp_path / "x.txt").touch()
+    monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", swallowing)
+    before = signal.getsignal(number), signal.getsignal(signal.SIGALRM)
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)  # also where the tests run in the background
+    assert run("lse", str(tmp_path / "x.txt")) == (status, "", f"softmaxima: {said}\n")
+    monkeypatch.undo()
+    assert (signal.getsignal(number), signal.getsignal(signal.SIGALRM)) == before
 
 
 def test_the_command_that_is_installed_is_the_one_that_heeds_ctrl_c_from_its_first_import_on() -> None:

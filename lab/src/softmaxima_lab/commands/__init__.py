@@ -19,8 +19,9 @@ from softmaxima_lab.commands.compare import COMPARISONS
 from softmaxima_lab.commands.compare import app as compare
 from softmaxima_lab.commands.lse import lse
 from softmaxima_lab.commands.predict import predict
-from softmaxima_lab.commands.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, naming, short_warnings
+from softmaxima_lab.commands.terminal import NOT_WRITTEN, Output, OutputError, converted, fail, naming, short_warnings
 from softmaxima_lab.commands.version import version
+from softmaxima_lab.interruption import heeding
 
 app = App(
     name="softmaxima",
@@ -43,7 +44,7 @@ app.command(version, name="--version")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    with short_warnings(), naming(options(given)):
+    with heeding(), short_warnings(), naming(options(given)):
         try:
             # standard input looks like a path, so that all else with a hyphen is an option
             app(["./-" if word == "-" else word for word in given], print_error=False, exit_on_error=False)
@@ -53,8 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             fail(f"{problem_of(error)}; see {' '.join((app.name[0], *(error.command_chain or ())))} --help")
         except OutputError as error:
             fail(f"standard output cannot be written ({error}); open it, free its disk, or write elsewhere", NOT_WRITTEN)
-        except KeyboardInterrupt:
-            fail("interrupted", INTERRUPTED)
 
 
 def options(given: list[str]) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from cyclopts import App, CycloptsError, Parameter
 
 from softmaxima.core.numbers import InputError as InputError
 from softmaxima_lab.bench.workers import leave
-from softmaxima_lab.commands.terminal import INTERRUPTED, WRONG_USE, Output, converted
+from softmaxima_lab.commands.terminal import WRONG_USE, Output, converted
+from softmaxima_lab.interruption import heeding
 
 NOT_INSTALLED = 1
 
@@ -39,19 +40,18 @@ def run(main: Callable[..., Any], about: str, needs: Sequence[str] = ()) -> None
     options = Parameter(converter=converted, negative=())
     app = App(name=command, help=about, help_format="plaintext", version_flags=(), console=Output(), default_parameter=options)
     app.default(main)
-    try:
-        call, given, _ = app.parse_args(sys.argv[1:], print_error=False, exit_on_error=False)
-        for module in needs if call is main else ():
-            if importlib.util.find_spec(module) is None:
-                install = re.search(r"pip install '[^']*'", about)
-                fail(f"this needs {module}, which is not installed: {install[0] if install else ''}", NOT_INSTALLED)
-        call(*given.args, **given.kwargs)
-    except CycloptsError as error:
-        fail(f"{str(error).rstrip('.')}; see {command} --help", WRONG_USE)
-    except InputError as error:
-        fail(error, WRONG_USE)
-    except KeyboardInterrupt:
-        fail("interrupted", INTERRUPTED)
+    with heeding(script.stem):
+        try:
+            call, given, _ = app.parse_args(sys.argv[1:], print_error=False, exit_on_error=False)
+            for module in needs if call is main else ():
+                if importlib.util.find_spec(module) is None:
+                    install = re.search(r"pip install '[^']*'", about)
+                    fail(f"this needs {module}, which is not installed: {install[0] if install else ''}", NOT_INSTALLED)
+            call(*given.args, **given.kwargs)
+        except CycloptsError as error:
+            fail(f"{str(error).rstrip('.')}; see {command} --help", WRONG_USE)
+        except InputError as error:
+            fail(error, WRONG_USE)
 
 
 def checked(help: str, check: Callable[[Any], Any]) -> Parameter:

@@ -18,17 +18,14 @@ from rich.text import Text
 from softmaxima.core.numbers import Problems, check_confidence, check_count, check_one_temperature, check_positive
 from softmaxima.core.writing import visible
 from softmaxima_lab.commands.terminal import (
-    INTERRUPTED,
-    TERMINATED,
     Terminal,
-    Terminated,
     check_exists,
     check_spread,
     fail,
     progress_bar,
     say,
-    terminable,
 )
+from softmaxima_lab.interruption import heard
 
 if TYPE_CHECKING:
     from softmaxima.streams.formats.source import Scores
@@ -205,7 +202,7 @@ def sum_by_workers(
 @contextlib.contextmanager
 def shown(kept: Callable[[int], str]) -> Iterator[Callable[[int, Scores], None]]:
     """Shows how far a sum is, and where it is interrupted ends the command with what is kept of so many scores."""
-    with file_progress() as progress, terminable():
+    with file_progress() as progress:
         seen = 0
         task: Any = None
 
@@ -219,10 +216,10 @@ def shown(kept: Callable[[int], str]) -> Iterator[Callable[[int, Scores], None]]
 
         try:
             yield summed
-        except KeyboardInterrupt as interruption:
+        except KeyboardInterrupt:
+            said, status = heard()
             progress.stop()
-            terminated = isinstance(interruption, Terminated)
-            fail(("terminated" if terminated else "interrupted") + kept(seen), TERMINATED if terminated else INTERRUPTED)
+            fail(said + kept(seen), status)
 
 
 def facts_of(state: LogSumExpState, asked: dict[str, Any]) -> dict[str, Any]:
@@ -255,13 +252,10 @@ def estimate_file(
         scores = open_scores(file, column, dtype)
         if scores.mapped is None:
             fail(f"{scores.name} can only be read from its beginning; leave out --estimate, or save its scores as NPY")
-        with Terminal(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
+        with Terminal(stderr=True).status(f"drawing from {escape(scores.name)}"):
             found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, generator=seed)
     except (TypeError, ValueError) as error:
         fail(error)
-    except KeyboardInterrupt as interruption:
-        terminated = isinstance(interruption, Terminated)
-        fail("terminated" if terminated else "interrupted", TERMINATED if terminated else INTERRUPTED)
     return {
         "scores": scores.count,
         "temperature": temperature,

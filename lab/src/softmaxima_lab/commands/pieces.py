@@ -14,18 +14,15 @@ from rich.progress import TextColumn
 from rich.text import Text
 
 from softmaxima_lab.commands.terminal import (
-    INTERRUPTED,
-    TERMINATED,
     Output,
-    Terminated,
     about,
     fail,
     in_the_table_alone,
     keeping,
     progress_bar,
     say,
-    terminable,
 )
+from softmaxima_lab.interruption import heard
 
 NUMBERS = "results.json"  # of the files, which --resume reads
 
@@ -93,32 +90,30 @@ def run(
     for line in before:
         tell(line)
     found = pieces.summary(done) if done else None
-    interrupted: KeyboardInterrupt | None = None
+    interrupted, code = False, 0
     saved = len(done)  # of them, in the numbers
     left = pieces.wanted - saved
     try:
-        with terminable():
-            if left:
-                seconds = pieces.seconds(len(done))
-                others = f", {len(done)} of {pieces.wanted} done before" if done else ""
-                what = pieces.one if left == 1 else pieces.many
-                tell(f"{about(seconds)}: {left} {what} of {about(seconds / left)}{others}")
-            with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
-                bar = progress.add_task("", total=pieces.steps(len(done)))
+        if left:
+            seconds = pieces.seconds(len(done))
+            others = f", {len(done)} of {pieces.wanted} done before" if done else ""
+            what = pieces.one if left == 1 else pieces.many
+            tell(f"{about(seconds)}: {left} {what} of {about(seconds / left)}{others}")
+        with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
+            bar = progress.add_task("", total=pieces.steps(len(done)))
 
-                def advanced(steps: int) -> None:
-                    progress.update(bar, advance=steps, description=pieces.place(len(done)))
+            def advanced(steps: int) -> None:
+                progress.update(bar, advance=steps, description=pieces.place(len(done)))
 
-                for piece in pieces.trained(len(done), advanced):
-                    done.append(piece)
-                    found = pieces.summary(done)
-                    if found.partial:
-                        with contextlib.suppress(OSError):  # a disk that is full now may have room at the end
-                            write_files(pieces.files, found, out, [NUMBERS])
-                            saved = len(done)
-    except KeyboardInterrupt as error:
-        interrupted = error
-    code = TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED
+            for piece in pieces.trained(len(done), advanced):
+                done.append(piece)
+                found = pieces.summary(done)
+                if found.partial:
+                    with contextlib.suppress(OSError):  # a disk that is full now may have room at the end
+                        write_files(pieces.files, found, out, [NUMBERS])
+                        saved = len(done)
+    except KeyboardInterrupt:
+        interrupted, (_, code) = True, heard()
     if found is None:
         fail(f"interrupted before a {pieces.one} was done; nothing is kept", code)
 
@@ -141,7 +136,7 @@ def run(
             show(found)
     tell("")
     tell("written: " + ", ".join(str(out / name) for name in pieces.files))
-    if interrupted is not None:
+    if interrupted:
         tell(f"interrupted after {len(done)} of {pieces.wanted} {pieces.many}; --resume goes on from there")
         raise SystemExit(code)
     return found

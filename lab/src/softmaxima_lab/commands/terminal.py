@@ -7,7 +7,6 @@ import errno
 import importlib.util
 import os
 import re
-import signal
 import sys
 import tempfile
 import warnings
@@ -26,11 +25,12 @@ from rich.text import Text
 
 from softmaxima.core.numbers import InputError, check_count, check_positive
 from softmaxima.core.writing import visible, visible_lines
+from softmaxima_lab.interruption import asked, heard
 
 if TYPE_CHECKING:
     from softmaxima_lab.pages.columns import Column
 
-WRONG_RESULT, NOT_WRITTEN, WRONG_USE, INTERRUPTED, NOT_READ, TERMINATED = 1, 1, 2, 130, 141, 143
+WRONG_RESULT, NOT_WRITTEN, WRONG_USE, NOT_READ = 1, 1, 2, 141
 WIDE = 116  # columns of a terminal that fit the tables with their full headings
 
 
@@ -66,24 +66,6 @@ class Output(Terminal):
     def on_broken_pipe(self) -> NoReturn:
         """Where rich would end the process, and what was measured would be lost."""
         raise
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which is to end a command as Ctrl-C does."""
-
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Raises `Terminated` on SIGTERM, for what has something to save."""
-
-    def terminate(number: int, frame: Any) -> NoReturn:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def check_exists(file: Path, otherwise: str) -> None:
@@ -257,7 +239,9 @@ def tell(message: str) -> None:
 
 
 def fail(message: str | Exception, code: int = WRONG_USE) -> NoReturn:
-    """One line on stderr, of an InputError what it has for a command, and the exit code."""
+    """One line on stderr, of an InputError what it has for a command, and the exit code. A signal may be behind any problem."""
+    if asked() and code != heard()[1]:
+        message, code = heard()
     tell(getattr(message, "command", None) or str(message))
     raise SystemExit(code)
 
