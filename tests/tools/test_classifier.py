@@ -25,6 +25,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import softmaxima as sm
 from conftest import exhaustively
+from softmaxima.integrations.classifier import usual_epochs
 from softmaxima.integrations.pairs import pairs
 
 X, y = load_iris(return_X_y=True)
@@ -293,3 +294,15 @@ def test_without_scikit_learn_the_extra_is_named_and_all_else_works():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == 'sm.Classifier needs scikit-learn, which is not installed: pip install "softmaxima[sklearn]"\n'
+
+
+@pytest.mark.parametrize(("rows", "classes", "features"), [(150, 3, 4), (200, 5, 4), (1000, 10, 2), (600, 2, 1), (300, 3, 60)])
+def test_a_linear_model_learns_at_its_defaults_what_logistic_regression_does(rows: int, classes: int, features: int):
+    """Also in the few steps of a first look."""
+    random = np.random.default_rng(0)
+    y = random.integers(0, classes, 2 * rows)
+    X = 2.0 * random.standard_normal((classes, features))[y] + random.standard_normal((2 * rows, features))
+    best = LogisticRegression(max_iter=1000).fit(X[:rows], y[:rows]).score(X[rows:], y[rows:])
+    for epochs, below in ((None, 0.03), (usual_epochs(rows, 128, 10, 60), 0.12)):
+        model = sm.Classifier(hidden=(), epochs=epochs, random_state=0).fit(X[:rows], y[:rows])
+        assert model.score(X[rows:], y[rows:]) > best - below

@@ -37,6 +37,11 @@ def usual_epochs(rows: int, batch_size: int, epochs: int = EPOCHS, steps: int = 
     return max(epochs, math.ceil(steps / math.ceil(rows / batch_size)))
 
 
+def usual_rate(hidden: Sequence[int]) -> float:
+    """Of Adam, whose steps are of about this size: weights of a linear model go farther than those of a network."""
+    return 3e-3 if hidden else 3e-2
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """Rows made ready to train on; several trainings can share them."""
@@ -63,7 +68,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         hidden: units of each hidden layer of ReLU; () is a linear model.
         epochs: passes over the rows; None takes 30, and more where those are under 360 steps.
         batch_size: rows of a step.
-        learning_rate: of Adam.
+        learning_rate: of Adam; None takes 0.003, and 0.03 for a linear model.
         early_stopping: keep the weights with the least loss on rows that are held out, and stop when it has not fallen for
             `patience` epochs.
         validation_fraction: share of the rows that early stopping holds out.
@@ -108,7 +113,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         hidden: Sequence[int] = (128,),
         epochs: int | None = None,
         batch_size: int = 128,
-        learning_rate: float = 3e-3,
+        learning_rate: float | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -172,7 +177,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         network = best or training.weights()
         if not all(part.isfinite().all() for layer in network for part in layer):
             raise ValueError(
-                f"training left the numbers at learning_rate={self.learning_rate!r}; take a smaller one, or another loss than "
+                f"training left the numbers at learning_rate={self._rate!r}; take a smaller one, or another loss than "
                 f"{self.pair.loss!r}"
             )
         return self.end(training, network)
@@ -209,7 +214,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             hidden=self.hidden,
             epochs=self.epochs or usual_epochs(len(prepared.x), self.batch_size),
             batch=self.batch_size,
-            learning_rate=self.learning_rate,
+            learning_rate=self._rate,
             random=random,
         )
 
@@ -219,6 +224,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.loss_curve_ = list(training.losses)
         self.n_iter_ = len(training.losses)
         return self
+
+    @property
+    def _rate(self) -> float:
+        return usual_rate(self.hidden) if self.learning_rate is None else self.learning_rate
 
     def share(self, other: Classifier) -> Self:
         """Take the classes and the scale that another classifier has learnt, so that it need not be done twice."""
@@ -316,7 +325,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         for name in ("batch_size", "patience", *(("epochs",) if self.epochs is not None else ())):
             if not _is_count(value := getattr(self, name)):
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
-        for name in ("learning_rate", "temperature"):
+        for name in ("temperature", *(("learning_rate",) if self.learning_rate is not None else ())):
             if not _is_between(0, value := getattr(self, name), math.inf):
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
         if not _is_between(0, self.validation_fraction, 1):

@@ -23,7 +23,7 @@ import torch
 from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 
 from softmaxima.core.numbers import InputError
-from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs
+from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs, usual_rate
 from softmaxima.integrations.pairs import Pair, pairs
 from softmaxima_lab.bench.machine import installed
 from softmaxima_lab.compare.differences import Difference
@@ -36,8 +36,7 @@ from softmaxima_lab.tables.tables import Table, check_folds
 
 BATCH = 128
 HIDDEN = 128
-LEARNING_RATE = 3e-3
-RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # that --tune tries
+RATES = (1 / 3, 1.0, 10 / 3, 10.0)  # of the usual learning rate: what --tune tries
 TUNING_SHARE = 0.25  # of the training rows, which judge them
 LEAST_SECONDS, TIMED = 0.3, 5  # by which the time is estimated, in so many steps of each pair at a time
 TURN = 10  # steps of one pair before it is the next one's turn
@@ -73,6 +72,16 @@ class Settings:
     def splits(self) -> int:
         """How often every pair is trained and tested."""
         return self.folds * self.repeats
+
+    @property
+    def rate(self) -> float:
+        """The learning rate without --tune."""
+        return usual_rate(self.hidden)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Those that --tune tries."""
+        return tuple(float(f"{self.rate * factor:.1g}") for factor in RATES)
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -220,7 +229,7 @@ def _fold(
     """What every pair reached on the rows held out."""
     first = _classifier(settings, chosen[0], seed)
     prepared = first.prepare(features[training], labels[training])
-    rates = [_tuned(settings, pair, seed, first, prepared, advanced) if settings.tune else LEARNING_RATE for pair in chosen]
+    rates = [_tuned(settings, pair, seed, first, prepared, advanced) if settings.tune else None for pair in chosen]
     classifiers = [_classifier(settings, pair, seed, rate).share(first) for pair, rate in zip(chosen, rates, strict=True)]
     seconds = _train_in_turns(classifiers, prepared, advanced)
     target = torch.from_numpy(labels[held_out])
@@ -228,7 +237,7 @@ def _fold(
     found = {BASELINE: evaluate(frequencies, target, 0.0, 0.0)}
     for pair, classifier, taken, rate in zip(chosen, classifiers, seconds, rates, strict=True):
         p = torch.from_numpy(classifier.predict_proba(features[held_out]))
-        found[pair.name] = evaluate(p, target, median(taken), rate)
+        found[pair.name] = evaluate(p, target, median(taken), rate or settings.rate)
     references = {name: found[name][1] for name in (BASELINE, REFERENCE)}
     return {name: replace(fold, squares=_squares(name, rows, references)) for name, (fold, rows) in found.items()}
 
@@ -237,13 +246,13 @@ def _squares(name: str, rows: RowScores, references: Mapping[str, RowScores]) ->
     return {other: rows.squares(reference) for other, reference in references.items() if other != name}
 
 
-def _classifier(settings: Settings, pair: Pair, seed: int, rate: float = LEARNING_RATE) -> Classifier:
+def _classifier(settings: Settings, pair: Pair, seed: int, rate: float | None = None) -> Classifier:
     return Classifier.of_pair(
         pair,
         hidden=settings.hidden,
         epochs=settings.epochs,
         batch_size=BATCH,
-        learning_rate=rate,
+        learning_rate=rate or settings.rate,
         missing=settings.missing,
         dtype="float32",
         random_state=seed,
@@ -287,7 +296,7 @@ def _tuned(
         value = metric.gain(getattr(fold, metric.attribute), 0.0)
         return (value, -fold.log_loss) if math.isfinite(value + fold.log_loss) else (-math.inf, -math.inf)
 
-    return max(sorted(RATES, key=lambda rate: abs(math.log(rate / LEARNING_RATE))), key=quality)
+    return max(sorted(settings.rates, key=lambda rate: abs(math.log(rate / settings.rate))), key=quality)
 
 
 def trained(table: Table, settings: Settings, pair: Pair, folds: Folds) -> Classifier:

@@ -12,7 +12,7 @@ from softmaxima.integrations.pairs import Pair
 from softmaxima.temperature.reliability import Bin
 from softmaxima_lab.compare.measures import BINS, EPS, METRICS, ClassCounts, Fold, Result
 from softmaxima_lab.compare.record import changed, check_same, experiment_of, lines, made_by, read_record, written
-from softmaxima_lab.compare.table import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
+from softmaxima_lab.compare.table import BASELINE, BATCH, Comparison, Settings, compared
 from softmaxima_lab.tables.tables import Table
 
 NAME = "table"
@@ -25,7 +25,7 @@ def as_json(comparison: Comparison, folds: bool = True) -> dict[str, Any]:
     constants = {
         "batch": BATCH,
         "hidden": comparison.settings.hidden,
-        "learning_rate": RATES if comparison.settings.tune else LEARNING_RATE,
+        "learning_rate": comparison.settings.rates if comparison.settings.tune else comparison.settings.rate,
         "eps": EPS,
         "bins": BINS,
     }

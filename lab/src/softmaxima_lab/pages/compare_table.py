@@ -11,7 +11,7 @@ from softmaxima_lab import wording
 from softmaxima_lab.compare.fold_differences import rows_of
 from softmaxima_lab.compare.measures import BINS, EPS, METRICS, Result
 from softmaxima_lab.compare.recommendation import proving
-from softmaxima_lab.compare.table import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
+from softmaxima_lab.compare.table import BASELINE, BATCH, HIDDEN, Comparison
 from softmaxima_lab.compare.table_saved import as_csv, as_text
 from softmaxima_lab.compare.verdicts import interval, paces
 from softmaxima_lab.pages.columns import Column, page_table
@@ -107,7 +107,8 @@ def settings_in_words(comparison: Comparison) -> dict[str, str]:
     table, settings = comparison.facts, comparison.settings
     sampled = "" if table.rows == table.rows_in_table else f" of {table.rows_in_table}, sampled"
     hidden = f"one hidden layer of {HIDDEN} ReLU units" if settings.model == "mlp" else "one affine layer"
-    rate = f"best of {', '.join(f'{rate:g}' for rate in RATES)} for each pair and fold" if settings.tune else f"{LEARNING_RATE:g}"
+    tried = ", ".join(f"{rate:g}" for rate in settings.rates)
+    rate = f"best of {tried} for each pair and fold" if settings.tune else f"{settings.rate:g}"
     done = f"; {len(comparison.folds)} done, interrupted" if comparison.partial else ""
     repeats = "once" if settings.repeats == 1 else f"{settings.repeats} times"
     return {
@@ -131,13 +132,13 @@ def rates(comparison: Comparison) -> str:
     """With --tune, the learning rate of each pair, as the median of those that its folds chose, and which may want another."""
     if not comparison.settings.tune:
         return ""
-    chosen: dict[float, list[str]] = {rate: [] for rate in RATES}
+    chosen: dict[float, list[str]] = {rate: [] for rate in comparison.settings.rates}
     for result in comparison.results:
         if result.pair is not None:
             chosen[median_low(fold.learning_rate for fold in result.folds)].append(result.name)
     told = "; ".join(f"{rate:g} with {listed(names)}" for rate, names in chosen.items() if names)
-    ends = [rate for rate in (min(RATES), max(RATES)) if chosen[rate]]
-    beyond = listed([f"{'below' if rate == min(RATES) else 'above'} {rate:g}" for rate in ends], "or")
+    ends = [rate for rate in (min(chosen), max(chosen)) if chosen[rate]]
+    beyond = listed([f"{'below' if rate == min(chosen) else 'above'} {rate:g}" for rate in ends], "or")
     return f"{told} (the median of the folds)." + (f" None {beyond} was tried, which may be better there." if ends else "")
 
 
