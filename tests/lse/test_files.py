@@ -254,11 +254,10 @@ def test_a_device_is_no_file(softmaxima_lse: Callable, tmp_path: Path):
             assert f"{tmp_path / name} is a device or a socket; give a file" in err
 
 
-def test_a_stream_of_half_precision_and_an_empty_one(softmaxima_lse: Callable, monkeypatch):
+def test_a_stream_of_half_precision_and_short_texts(softmaxima_lse: Callable, monkeypatch):
     half = torch.ones(10, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
     for content, options, value in (
         (half, ("--dtype=bfloat16",), 1 + math.log(10)),
-        (b" ", (), "-inf"),
         (b"7", (), 7.0),
         ("\ufeff7".encode(), (), 7.0),
         ("\ufeff7\n-inf\n".encode(), (), 7.0),
@@ -433,20 +432,11 @@ def test_nothing_is_told_in_a_sentence(
     assert f"{'standard input' if name == '-' else name} is empty: 0 bytes came" in err
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("x.npy", npy_bytes(np.zeros((0, 3)))),
-        ("x.txt", b"\n"),
-        ("x.txt.gz", gzip.compress(b"\n", mtime=0)),
-        ("-", b"\n"),
-    ],
-)
-def test_the_sum_of_no_scores_is_told_of_every_format(
-    name: str, content: bytes, softmaxima_lse: Callable, tmp_path: Path, monkeypatch
-):
+@pytest.mark.parametrize("name", ["x.npy", "x.npy.gz", "-"])
+def test_the_sum_of_an_array_of_no_scores_is_told(name: str, softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
+    content = npy_bytes(np.zeros((0, 3)))
     monkeypatch.chdir(tmp_path)
-    Path(name).write_bytes(content)
+    Path(name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     code, out, err = softmaxima_lse(name)
     assert (code, err) == (0, "")

@@ -146,6 +146,14 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise InputError(f"{url} cannot be reached ({type(error).__name__}: {error}); check the address and your keys") from None
 
 
+def files_in(path: Path) -> list[Path]:
+    """The file, or all in a directory. Raises InputError where it is too deep to be walked through."""
+    try:
+        return sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names) if path.is_dir() else [path]
+    except RecursionError:
+        raise InputError(f"{path} has directories within directories, too many deep; copy its scores out of them") from None
+
+
 def handed(path: Place) -> Any:
     """What a library opens: a path, or an open file of another machine."""
     return path if isinstance(path, Path) else path.open()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError
-from softmaxima.core.places import Place, Remote
+from softmaxima.core.places import Place, Remote, files_in
 from softmaxima.core.writing import write_text
 from softmaxima.streams._scaled import Scaled
 from softmaxima.streams.formats.source import unreadable
@@ -53,7 +53,7 @@ class Fingerprint:
             size, version = path.version()
             return Fingerprint(size, int(version[:15], 16), "", "")
         if path.is_dir():
-            files = {str(p.relative_to(path)): p.stat() for p in sorted(path.rglob("*")) if p.is_file()}
+            files = {str(p.relative_to(path)): p.stat() for p in files_in(path) if p.is_file()}
             names = hashlib.sha256("\n".join(files).encode()).hexdigest()
             stats = files.values()
             return Fingerprint(sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0), names, "")

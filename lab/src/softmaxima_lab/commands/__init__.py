@@ -19,7 +19,7 @@ from softmaxima_lab.commands.compare import COMPARISONS
 from softmaxima_lab.commands.compare import app as compare
 from softmaxima_lab.commands.lse import lse
 from softmaxima_lab.commands.predict import predict
-from softmaxima_lab.commands.terminal import NOT_WRITTEN, Output, OutputError, converted, fail, naming, short_warnings
+from softmaxima_lab.commands.terminal import NOT_WRITTEN, WRONG_RESULT, Output, OutputError, converted, fail, naming, short_warnings
 from softmaxima_lab.commands.version import version
 from softmaxima_lab.interruption import heeding
 
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             fail(error)
         except CycloptsError as error:
             fail(f"{problem_of(error)}; see {' '.join((app.name[0], *(error.command_chain or ())))} --help")
+        except MemoryError:
+            fail("memory ran out; free some, or give less at a time", WRONG_RESULT)
         except OutputError as error:
             fail(f"standard output cannot be written ({error}); open it, free its disk, or write elsewhere", NOT_WRITTEN)
 

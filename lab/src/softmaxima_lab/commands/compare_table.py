@@ -18,13 +18,13 @@ from softmaxima_lab.commands.terminal import (
     Output,
     check_file,
     check_named,
-    check_spread,
     check_writable,
     fail,
     names,
     say,
     show_table,
 )
+from softmaxima_lab.commands.workers import Address, Timeout, Workers, check_spread
 
 if TYPE_CHECKING:
     from softmaxima_lab.compare.table import Comparison, Settings
@@ -84,16 +84,9 @@ def table(
         Parameter(help="A .skops or .pt for the recommended pair, trained on all rows; softmaxima predict reads it."),
     ] = None,
     quick: Annotated[bool, Parameter(help="A first look: folds once, few epochs, at most about 1000 rows.", negative=())] = False,
-    workers: Annotated[
-        int | None, Parameter(help="Train by so many processes of Dask on this machine, different folds and pairs in each.")
-    ] = None,
-    dask: Annotated[
-        str | None, Parameter(help="The same by the workers of a Dask scheduler, at an address such as tcp://host:8786.")
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        Parameter(help="Of --workers and --dask: seconds until a worker or scheduler that does not answer is given up; 60."),
-    ] = None,
+    workers: Workers = None,
+    dask: Address = None,
+    timeout: Timeout = None,
 ) -> None:
     """Train a classifier on a table with every pair of a map and a loss, and tell which to take.
 

@@ -15,21 +15,24 @@ from rich.progress import Progress, ProgressColumn, TaskProgressColumn
 from rich.progress import Task as ProgressTask
 from rich.text import Text
 
+from softmaxima.core.memory import bounded
 from softmaxima.core.numbers import Problems, check_confidence, check_count, check_one_temperature, check_positive
 from softmaxima.core.writing import visible
 from softmaxima_lab.commands.terminal import (
     Terminal,
     check_exists,
-    check_spread,
     fail,
     progress_bar,
     say,
 )
+from softmaxima_lab.commands.workers import Address, Timeout, Workers, check_spread
 from softmaxima_lab.interruption import heard
 
 if TYPE_CHECKING:
     from softmaxima.streams.formats.source import Scores
     from softmaxima.streams.state import LogSumExpState
+
+UNTRUSTED = 3 * 2**30  # bytes of memory that files may take, beside four times their own size, where nobody trusts them
 
 
 def lse(
@@ -81,16 +84,9 @@ def lse(
         float | None, Parameter(help="Of --estimate: a number that no score exceeds; it makes the interval a guarantee.")
     ] = None,
     seed: Annotated[int | None, Parameter(help="Of --estimate: the same draws for the same number.")] = None,
-    workers: Annotated[
-        int | None, Parameter(help="Read by so many processes of Dask on this machine, a piece of a file at a time.")
-    ] = None,
-    dask: Annotated[
-        str | None, Parameter(help="The same by the workers of a Dask scheduler, at an address such as tcp://host:8786.")
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        Parameter(help="Of --workers and --dask: seconds until a worker or scheduler that does not answer is given up; 60."),
-    ] = None,
+    workers: Workers = None,
+    dask: Address = None,
+    timeout: Timeout = None,
     json: Annotated[bool, Parameter(help="Print one line of JSON; infinities and NaN are strings there.", negative=())] = False,
 ) -> None:
     """Sum the exponentials of all scores in files, log Σ exp(x/τ), in constant memory; or estimate it from a few of them.
@@ -101,7 +97,7 @@ def lse(
     if not all(files):
         fail("a path is empty; name a file")
     spread = check_spread("lse", workers, dask, timeout)
-    from softmaxima.core.places import STANDARD_INPUT, found
+    from softmaxima.core.places import STANDARD_INPUT, files_in, found
 
     places = found("lse", files)
     file, problems = places[0], Problems()
@@ -137,20 +133,24 @@ def lse(
         if estimate is None and spread and value:
             problems.append(f"{option} is of scores that one process reads; leave out {option}, or --workers and --dask")
     problems.tell()
-    if estimate is not None and isinstance(file, Path):
-        facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
-    else:
-        asked: dict[str, Any] = {
-            "column": column,
-            "dtype": dtype,
-            "temperature": temperature,
-            "scale": scale,
-            "zero_point": zero_point or 0.0,
-            "effective_size": effective_size,
-            "trusted": trusted,
-            "unended": unended,
-        }
-        facts = sum_by_workers(files, asked, workers, dask, timeout) if spread else sum_files(files, asked, bounds, checkpoint)
+    inside = [part for place in places if isinstance(place, Path) for part in files_in(place) if part.is_file()]
+    most = UNTRUSTED + 4 * sum(part.stat().st_size for part in inside)
+    with contextlib.nullcontext() if trusted else bounded(most):
+        if estimate is not None and isinstance(file, Path):
+            confidence = 0.95 if confidence is None else confidence
+            facts = estimate_file(file, column, dtype, temperature, estimate, confidence, maximum, seed)
+        else:
+            asked: dict[str, Any] = {
+                "column": column,
+                "dtype": dtype,
+                "temperature": temperature,
+                "scale": scale,
+                "zero_point": zero_point or 0.0,
+                "effective_size": effective_size,
+                "trusted": trusted,
+                "unended": unended,
+            }
+            facts = sum_by_workers(files, asked, workers, dask, timeout) if spread else sum_files(files, asked, bounds, checkpoint)
     named = {"file": str(file)} if len(places) == 1 else {"files": [str(place) for place in places]}
     show_facts(called(files, len(places)), named, facts, json)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import os
 import re
 import sys
@@ -23,7 +22,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from softmaxima.core.numbers import InputError, check_count, check_positive
+from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import visible, visible_lines
 from softmaxima_lab.interruption import asked, heard
 
@@ -75,27 +74,10 @@ def check_exists(file: Path, otherwise: str) -> None:
 
 
 def check_file(file: Path, otherwise: str) -> None:
-    """The same, and where it is a directory."""
+    """The same, and where it is a directory or, as a pipe, may never end."""
     check_exists(file, otherwise)
-    if file.is_dir():
-        fail(f"{file} is a directory; give a file{otherwise}")
-
-
-def check_spread(command: str, workers: int | None, dask: str | None, timeout: float | None) -> bool:
-    """Whether --workers or --dask is given; fail at once for both, and without the library."""
-    if workers is not None and dask is not None:
-        fail("--workers begins workers, and --dask takes those that there are; leave one of them out")
-    if timeout is not None:
-        check_positive(command, "timeout", timeout)
-    if workers is None and dask is None:
-        if timeout is not None:
-            fail("--timeout is of --workers and --dask; add one of them, or leave it out")
-        return False
-    if workers is not None:
-        check_count(command, "workers", workers)
-    if importlib.util.find_spec("distributed") is None:
-        fail("--workers and --dask need Dask, which is not installed: pip install 'softmaxima[dask]'")
-    return True
+    if not file.is_file():
+        fail(f"{file} is a {'directory' if file.is_dir() else 'pipe or a device'}; give a file{otherwise}")
 
 
 def check_writable(option: str, path: Path, is_directory: bool = False) -> None:

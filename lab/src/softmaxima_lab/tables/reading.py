@@ -6,6 +6,7 @@ reading it is said in notes.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import importlib
@@ -21,6 +22,7 @@ from typing import IO
 import numpy as np
 import polars as pl
 
+from softmaxima.core.memory import bounded
 from softmaxima.core.numbers import InputError
 from softmaxima.streams.texts import encoding_of, layout_of, most_unpacked, table_in
 from softmaxima_lab.tables.values import NUMBER_LIKE, Known, as_float, is_missing, values_of
@@ -81,11 +83,14 @@ def read_frame(path: Path, known: Known = NEW) -> Reading:
         if suffix not in READERS:
             raise InputError(f"unknown suffix {suffix!r}; convert the table to one of: {suffixes()}")
         kind, read = READERS[suffix]
-        reading = read(content, known)
+        with bounded(3 * most_unpacked(len(content))) if kind != "CSV" else contextlib.nullcontext():  # of which polars aborts
+            reading = read(content, known)
     except InputError:
         raise
     except ModuleNotFoundError:
         raise
+    except MemoryError:
+        raise InputError("memory ran out, or what a file may take of it; free some, or split the table") from None
     except (Exception, pl.exceptions.PanicException) as error:  # of any library that reads files
         raise InputError(
             f"cannot be read as {kind} ({_reason(kind, content, error)}); {REPAIRS.get(kind, f'write it again as {kind}')}"
@@ -392,7 +397,7 @@ def _read_parquet(content: bytes, _: Known) -> Reading:
 
 
 def _read_feather(content: bytes, _: Known) -> Reading:
-    return Reading(pl.read_ipc(io.BytesIO(content)))
+    return Reading(pl.read_ipc(io.BytesIO(content), use_pyarrow=True))  # which raises where memory ends, and does not abort
 
 
 def _read_npz(content: bytes, _: Known) -> Reading:

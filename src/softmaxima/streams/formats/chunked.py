@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from softmaxima.streams.formats.source import (
     TRUST,
     Asked,
     Scores,
-    beginnings,
     check_memory,
     first_scores,
     library,
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from softmaxima.streams.formats.source import Block
 
 IN_A_CHUNK = " in one chunk"
+DEEPEST = 8  # that virtual datasets may be of virtual datasets
 
 
 def open_hdf5(path: Place, asked: Asked) -> Scores:
@@ -41,6 +40,8 @@ def open_hdf5(path: Place, asked: Asked) -> Scores:
     links: dict[str, Any] = {}
 
     def visit(name: str, item: Any) -> None:
+        if name.count("/") > 200:  # each of whose names takes longer to build
+            raise InputError(f"{path} has groups within groups, more than 200 deep; copy its scores to a file of their own")
         if isinstance(item, h5py.Dataset):
             dtypes[name] = item.dtype
         else:
@@ -58,6 +59,7 @@ def open_hdf5(path: Place, asked: Asked) -> Scores:
         shape, chunks = file[chosen].shape, file[chosen].chunks
         if not asked.trusted and (file[chosen].external or file[chosen].is_virtual):
             raise InputError(f"{path}: the scores of {chosen!r} are in other files that it names, and any may be named; {TRUST}")
+        _check_sources(path, file[chosen], h5py)
 
     @contextlib.contextmanager
     def reading() -> Iterator[Any]:
@@ -65,8 +67,30 @@ def open_hdf5(path: Place, asked: Asked) -> Scores:
             yield file[chosen]
 
     # A null dataset has no shape, and no scores.
+    shape = (0,) if shape is None else shape
     check_memory(path, asked, math.prod(chunks or ()) * items.dtype.itemsize, IN_A_CHUNK)
-    return _in_chunks(str(path), items, (0,) if shape is None else shape, chunks, reading)
+    check_memory(path, asked, math.prod(shape) * items.dtype.itemsize)
+    return _in_chunks(str(path), items, shape, chunks, reading)
+
+
+def _check_sources(path: Place, dataset: Any, h5py: Any, depth: int = 0) -> None:
+    """Raise InputError where scores in other files are in none that ends: HDF5 waits for pipes, and crashes on circles."""
+    if depth > DEEPEST:
+        raise InputError(f"{path}: its scores are in datasets that name each other; copy them into one dataset")
+    virtual = dataset.virtual_sources() if dataset.is_virtual else ()
+    for name in {name for name, *_ in dataset.external or ()} | {part.file_name for part in virtual}:
+        for place in (Path(str(path)).parent / name.replace("%b", "0"), Path(name)) if name != "." else ():
+            if place.exists() and not place.is_file():
+                raise InputError(f"{path}: its scores are in {place}, which is a pipe, a device or a directory; name a file there")
+    for part in virtual:
+        within = part.file_name == "."
+        with contextlib.nullcontext(dataset.file) if within else _opened(Path(str(path)).parent / part.file_name, h5py) as file:
+            if file is not None and isinstance(found := file.get(part.dset_name), h5py.Dataset):
+                _check_sources(path if within else Path(file.filename), found, h5py, depth + 1)
+
+
+def _opened(path: Path, h5py: Any) -> contextlib.AbstractContextManager[Any]:
+    return h5py.File(path) if path.is_file() else contextlib.nullcontext()
 
 
 def open_zarr(path: Place, asked: Asked) -> Scores:
@@ -83,6 +107,7 @@ def open_zarr(path: Place, asked: Asked) -> Scores:
     reading = lambda: contextlib.nullcontext(array)
     chunks = getattr(array, "shards", None) or array.chunks
     check_memory(path, asked, math.prod(chunks) * items.dtype.itemsize, IN_A_CHUNK)
+    check_memory(path, asked, math.prod(array.shape) * items.dtype.itemsize)
     return _in_chunks(str(path), items, array.shape, chunks, reading)
 
 
@@ -106,23 +131,46 @@ def _in_chunks(
     reading: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> Scores:
     """Of an array that is read a region at a time."""
-    count, regions = math.prod(shape) * items.each, list(_regions(shape, chunks, max(1, source.PIECE // max(items.each, 1))))
-    lengths = (math.prod(len(range(n)[part]) for n, part in zip(shape, region, strict=True)) for region in regions)
-    begins = beginnings(length * items.each for length in lengths)
+    count, begins = math.prod(shape) * items.each, _Regions(shape, chunks, items.each)
 
     def part(start: int, stop: int) -> Iterator[Block]:
         held = of_parts(begins, start, stop)
         with reading() as array:
-            blocks = (items.scores(array[region]) for region in regions[held.start : held.stop])
+            blocks = (items.scores(array[begins.region(number)]) for number in held)
             yield from first_scores(skip_scores(blocks, start - begins[held.start]), stop - start)
 
     itemsize = items.dtype.itemsize // max(items.each, 1)
     return Scores(name, items.name, itemsize, count, lambda start: part(start, count), part, lambda: begins)
 
 
-def _regions(shape: tuple[int, ...], chunks: tuple[int, ...] | None, piece: int) -> Iterator[tuple[slice, ...]]:
-    """Parts of an array that are together all of it: whole chunks, as many at a time as make a piece of so many items."""
-    step = [1] * len(shape) if chunks is None else list(chunks)
-    for axis in reversed(range(len(shape))):
-        step[axis] = min(max(shape[axis], 1), step[axis] * max(1, piece // math.prod(step)))
-    return itertools.product(*([slice(i, i + s) for i in range(0, n, s)] for n, s in zip(shape, step, strict=True)))
+class _Regions(Sequence[int]):
+    """Parts of an array that are together all of it: whole chunks, as many at a time as make a piece; of each the first score.
+
+    None is made before it is asked for, since a few bytes can state an array of 2⁶⁰ scores.
+    """
+
+    def __init__(self, shape: tuple[int, ...], chunks: tuple[int, ...] | None, each: int) -> None:
+        self.shape, self.each, piece = shape, each, max(1, source.PIECE // max(each, 1))
+        self.step = [1] * len(shape) if chunks is None else list(chunks)
+        for axis in reversed(range(len(shape))):
+            self.step[axis] = min(max(shape[axis], 1), self.step[axis] * max(1, piece // math.prod(self.step)))
+
+    def _starts(self, number: int) -> list[int]:
+        starts = []
+        for n, step in zip(reversed(self.shape), reversed(self.step), strict=True):
+            number, place = divmod(number, max(1, -(-n // step)))
+            starts.append(place * step)
+        return starts[::-1]
+
+    def region(self, number: int) -> tuple[slice, ...]:
+        return tuple(slice(start, start + step) for start, step in zip(self._starts(number), self.step, strict=True))
+
+    def __len__(self) -> int:
+        return math.prod(max(1, -(-n // step)) for n, step in zip(self.shape, self.step, strict=True))
+
+    def __getitem__(self, number: Any) -> Any:
+        before, held = 0, self.each
+        for axis, (start, step) in enumerate(zip(self._starts(number), self.step, strict=True)):
+            before += held * start * math.prod(self.shape[axis + 1 :])
+            held *= min(step, self.shape[axis] - start)
+        return before

@@ -14,7 +14,7 @@ import numpy as np
 from softmaxima.core.numbers import InputError
 from softmaxima.core.places import Place
 from softmaxima.streams.formats import source
-from softmaxima.streams.formats.source import Asked, Scores, no_column
+from softmaxima.streams.formats.source import Asked, Scores, empty_file, no_column
 from softmaxima.streams.formats.stream import Rejoined, Stream, refuse_compressed
 from softmaxima.streams.texts import UTF16, Ended, Recoded, doubt_of
 
@@ -50,10 +50,11 @@ def numbers_in(file: Any, name: str, unended: bool) -> Iterator[Block]:
     words = text[:4096].decode(errors="replace").split()
     if doubt := doubt_of(words[: -1 if len(text) > 4096 else None]):
         warnings.warn(f"{name}: {doubt}", stacklevel=2)
-    rest, lines = b"", 1
+    rest, lines, is_blank = b"", 1, True
     while text:
         whole = rest + text
         words = whole.replace(b",", b" ").split()
+        is_blank = is_blank and not words
         rest = words.pop() if words and not text[-1:].isspace() and text[-1:] != b"," else b""
         if len(rest) > LONGEST:
             raise InputError(
@@ -63,6 +64,8 @@ def numbers_in(file: Any, name: str, unended: bool) -> Iterator[Block]:
             yield _parsed(words, name, whole, lines)
         lines += text.count(b"\n")
         text = file.read(8 * source.PIECE)
+    if is_blank:
+        raise empty_file(name, "nothing but blanks")
     if rest:
         yield _parsed([rest], name, rest, lines)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import os
+import select
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 _MAGIC = b"\x93NUMPY"
 
 _GZIP = b"\x1f\x8b"
+
+SILENCE = 3  # seconds, after which it is said of a pipe
 
 
 def open_scores(
@@ -139,8 +144,27 @@ def _from_pipe(name: str, file: Any, asked: Asked) -> Scores:
     return Scores(name, "text", 1, None, lambda start: skip_scores(numbers_in(file, name, asked.unended), start))
 
 
+def _opened_pipe(path: Place) -> Any:
+    """A pipe, where something comes of it; of silence it is told."""
+    if not hasattr(os, "O_NONBLOCK"):
+        return path.open("rb")
+    file = open(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115 - who reads it closes it
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    try:
+        if not poll.poll(1000 * SILENCE):
+            told = f"{path} is a pipe, and nothing has come of it in {SILENCE} s; waiting for what writes to it"
+            warnings.warn(told, stacklevel=2)
+            poll.poll()
+    except BaseException:
+        file.close()
+        raise
+    os.set_blocking(file.fileno(), True)
+    return file
+
+
 def _named_pipe(path: Place, asked: Asked) -> Scores:
-    file = path.open("rb")
+    file = _opened_pipe(path)
     try:
         scores = _from_pipe(str(path), file, asked)
     except BaseException:

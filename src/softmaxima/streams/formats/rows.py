@@ -18,7 +18,7 @@ from softmaxima.core.numbers import InputError, Problems
 from softmaxima.core.places import Place
 from softmaxima.streams.formats import source
 from softmaxima.streams.formats.columns import decoded
-from softmaxima.streams.formats.numbers import is_number
+from softmaxima.streams.formats.numbers import LONGEST, is_number
 from softmaxima.streams.formats.source import Asked, Scores, choose_column, library, missing_values, skip_scores
 from softmaxima.streams.formats.stream import Stream, refuse_compressed
 from softmaxima.streams.texts import Ended, Recoded, encoding_of, layout_of, rows_of
@@ -64,9 +64,10 @@ def csv_stream(stream: Stream) -> Scores:
             for batch in reader.open_csv(
                 table.rows(file), read_options=reading(), parse_options=parsing, convert_options=converting
             ):
-                if batch.column(0).null_count:
+                column = batch.column(0)
+                if column.null_count or np.isposinf(column.to_numpy()).any():  # as of a million digits
                     break
-                yield from decoded(stream.name, iter([batch.column(0)]), pyarrow)
+                yield from decoded(stream.name, iter([column]), pyarrow)
                 done += batch.num_rows
             else:
                 return
@@ -162,7 +163,7 @@ class _Table:
         # 1.234 beside 2,5 is more than a thousand, and so may be 1,234 where no row before it has a comma
         grouped = (POINTED if self.with_commas else GROUPED).fullmatch(cell) if self.may_have_commas else None
         text = "" if grouped else cell.replace(",", ".") if self.may_have_commas and "." not in cell else cell
-        return float(text) if is_number(text.encode()) else None
+        return float(text) if len(text) <= LONGEST and is_number(text.encode()) else None
 
     def _refuse(self, wrong: Mapping[str, Sequence[str]]) -> None:
         """Raise InputError where anything is wrong."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 import importlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from softmaxima.core.numbers import InputError
-from softmaxima.core.places import Place, Remote
+from softmaxima.core.places import Place, Remote, files_in
 from softmaxima.streams.texts import most_unpacked
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def check_memory(path: Place, asked: Asked, size: int, what: str = "") -> None:
         if isinstance(path, Remote):
             stored, _ = path.version()
         else:
-            stored = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+            stats = [file.stat() for file in files_in(path) if file.is_file()]
+            stored = sum(min(stat.st_size, 512 * getattr(stat, "st_blocks", stat.st_size)) for stat in stats)  # holes aside
         if size > (most := most_unpacked(stored)):
             raise too_much(str(path), most, what)
 
@@ -80,8 +82,8 @@ def too_much(name: str, most: int, what: str = "") -> InputError:
     return InputError(f"{name} is unpacked to more than {most / 1e9:.1f} GB{what}, as what is made to fill a memory; {TRUST}")
 
 
-def empty_file(name: str) -> InputError:
-    return InputError(f"{name} is empty: 0 bytes came, as where what was to write them failed; write it again")
+def empty_file(name: str, what: str = "0 bytes") -> InputError:
+    return InputError(f"{name} is empty: {what} came, as where what was to write them failed; write it again")
 
 
 def unreadable(name: str, error: Exception) -> InputError:
@@ -91,6 +93,8 @@ def unreadable(name: str, error: Exception) -> InputError:
         return InputError(f"there is no file {name}; give a path to an existing file")
     if isinstance(error, PermissionError):
         return InputError(f"{name} cannot be read ({said}); permit it to this user (chmod +r, and +x of its folders)")
+    if isinstance(error, MemoryError) or re.search("allocat|expand output", said):  # as Zstandard says it
+        return InputError(f"{name}: memory ran out, or what a file may take of it that nobody trusts; free some, or {TRUST}")
     repair = "or download it first" if "://" in name else "and write it again"
     return InputError(f"{name} cannot be read ({said.rstrip('.')}); check that it is whole, {repair}")
 
