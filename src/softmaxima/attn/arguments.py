@@ -144,11 +144,6 @@ def check_request(
         sink = _per_row(name, "sink", sink, query, shape, lambda level: level < math.inf, "a number below +∞")
     found, sink, params = _with_sink(name, found, sink, params)
     params = found.complete(params)
-    if isinstance(is_causal, str):
-        raise TypeError(
-            f"{name}: is_causal must be True or False, got {is_causal!r}; the query that sees all keys is the last one with "
-            f"is_causal=True, first_query={BOTTOM_RIGHT!r}"
-        )
     is_causal = check_flag(name, "is_causal", is_causal)
     if isinstance(attn_mask, CausalBias):
         first = _check_causal(name, attn_mask, shape)

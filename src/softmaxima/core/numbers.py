@@ -237,10 +237,15 @@ def check_axes(name: str, dim: Any) -> int | tuple[int, ...]:
     return tuple(check_int(name, "dim", each) for each in dim) if isinstance(dim, (tuple, list)) else check_axis(name, dim)
 
 
+# What is said besides where words are given for a flag.
+WORDS_FOR_FLAGS = {"is_causal": "; the query that sees all keys is the last one with is_causal=True, first_query='bottom_right'"}
+
+
 def check_flag(name: str, what: str, value: Any) -> bool:
     """A bool."""
     if not is_bool(value):
-        raise TypeError(f"{name}: {what} must be True or False, got {described(value, 'one of them')}")
+        more = WORDS_FOR_FLAGS.get(what, "") if isinstance(value, str) else ""
+        raise TypeError(f"{name}: {what} must be True or False, got {described(value, 'one of them')}{more}")
     return bool(value)
 
 

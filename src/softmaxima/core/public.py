@@ -236,7 +236,7 @@ def explain(function: Callable[..., Any], name: str, error: Exception, given: Ma
             wrong = not _fits(hint, value)
         except (NameError, AttributeError, TypeError):  # of types that only checkers import
             wrong = False
-        if wrong:
+        if wrong and not hasattr(value, "forward"):  # a module may stand for what it gives
             raise TypeError(f"{name}: {what} must be {_words(hint)}, got {described(value, _words(hint))}") from error
         called = [getattr(value, "forward", value)] if isinstance(error, TypeError) and callable(value) else []
         if any(str(error).startswith(f"{getattr(each, '__qualname__', None)}() ") for each in called):
