@@ -121,7 +121,9 @@ def public(what: Public) -> Public:
             if not inspect.isfunction(function) or "tells" in vars(function) or (method[0] == "_" and method not in _CALLS):
                 continue
             after = "" if method in _CALLS or method == "forward" else f".{method}"
-            told = telling(function, functools.partial(_name_of, owner, kind, after), skipped=int(kind is not staticmethod))
+            named = functools.partial(_name_of, owner, kind, after)
+            of_estimator = method == "__init__" and hasattr(owner, "get_params")  # scikit-learn's check what they have when they fit
+            told = telling(function, named, skipped=int(kind is not staticmethod), checks_flags=not of_estimator)
             setattr(owner, method, kind(told) if kind else told)
     return what  # type: ignore[return-value]
 
@@ -140,7 +142,7 @@ def _name_of(owner: type, kind: type | None, after: str, first: Any) -> str:
     return _name(owner if kind is staticmethod else first if kind else type(first)) + after
 
 
-def telling(function: Any, name: Callable[[Any], str], skipped: int = 0) -> Any:
+def telling(function: Any, name: Callable[[Any], str], skipped: int = 0, checks_flags: bool = True) -> Any:
     """The function, whose unknown arguments raise `unknown_argument`; the first `skipped` are not told.
 
     Arguments are passed on one by one, for a wrapper of *args and **kwargs takes several times as long; those that must be given
@@ -174,7 +176,7 @@ def telling(function: Any, name: Callable[[Any], str], skipped: int = 0) -> Any:
         if {p.name} is not True and {p.name} is not False:
             {p.name} = _flag(_name({first}), {p.name!r}, {p.name})"""
         for p in (*places[skipped:], *named)
-        if p.annotation in (bool, "bool")
+        if checks_flags and p.annotation in (bool, "bool")
     )
     asked = ", ".join(f"{each!r}: {each}" for each in (*own, *by_name))
     source = f"""
