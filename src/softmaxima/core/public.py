@@ -122,7 +122,7 @@ def public(what: Public) -> Public:
                 continue
             after = "" if method in _CALLS or method == "forward" else f".{method}"
             named = functools.partial(_name_of, owner, kind, after)
-            of_estimator = method == "__init__" and hasattr(owner, "get_params")  # scikit-learn's check what they have when they fit
+            of_estimator = method == "__init__" and hasattr(owner, "get_params")  # they check when they fit
             told = telling(function, named, skipped=int(kind is not staticmethod), checks_flags=not of_estimator)
             setattr(owner, method, kind(told) if kind else told)
     return what  # type: ignore[return-value]
