@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-AGAIN = 0.5  # seconds, after which one that was swallowed, as destructors do, comes again
+AGAIN = 0.5  # seconds until a signal is raised again that something swallowed, as destructors do
 # Of each signal: what is said, and the status.
 ENDS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
 _asked: list[tuple[str, int]] = []  # by the signals that came
@@ -19,9 +19,9 @@ _commands: list[str] = []
 
 @contextlib.contextmanager
 def heeding(command: str = "softmaxima") -> Iterator[None]:
-    """Signals raise KeyboardInterrupt under it, and whatever becomes of that, the command ends as it should.
+    """Inside it a signal raises KeyboardInterrupt, and the command ends with its sentence and status even where that is swallowed.
 
-    Of one that comes while a module is loaded the process ends at once: there is nothing to save yet.
+    A signal that arrives while a module is being loaded ends the process at once: there is nothing to save yet.
     """
     heeded = {number for number in ENDS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)}
     if threading.current_thread() is not threading.main_thread() or not heeded:
@@ -70,7 +70,7 @@ def _hear(number: int, frame: Any) -> None:
 
 
 def _on_its_way() -> bool:
-    """Whether what runs was begun by an interruption: it saves and closes."""
+    """Whether the command is already ending: it saves and closes files."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
         error = error.__context__
@@ -83,7 +83,7 @@ def asked() -> bool:
 
 
 def heard() -> tuple[str, int]:
-    """What is said of the interruption, which does not come again, and the status."""
+    """What to say of the interruption, and the status; it is not raised again."""
     if _asked and hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, check_device, check_value
+from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, cast_to, check_device, check_value
 from softmaxima.core.contract import Map, find_map
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_int, check_number, is_finite
 from softmaxima.core.tracing import is_concrete, sizes
@@ -304,7 +304,7 @@ def _check_mask(name: str, attn_mask: Any, query: Tensor, shape: tuple[int, ...]
     """(a mask, a bias), of which one is None."""
     if attn_mask is None:
         return None, None
-    cast = "bool()" if isinstance(attn_mask, Tensor) else "astype(bool)"
+    cast = cast_to("bool", attn_mask)
     attn_mask = check_device(name, "attn_mask", as_tensor(name, "attn_mask", attn_mask), query)
     if attn_mask.is_floating_point():
         return None, _check_bias(name, "attn_mask", attn_mask, query, shape)
@@ -334,7 +334,7 @@ def _together(bias: Tensor, mask: Tensor, wide: torch.dtype) -> Tensor:
 def _check_bias(name: str, what: str, bias: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if bias is None:
         return None
-    cast = "float()" if isinstance(bias, Tensor) else "astype(float)"
+    cast = cast_to("float", bias)
     bias = check_device(name, what, as_tensor(name, what, bias), query)
     if not bias.is_floating_point():
         raise TypeError(f"{name}: {what} must be of floating point, got {bias.dtype}; call {what}.{cast}")

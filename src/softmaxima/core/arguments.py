@@ -89,7 +89,7 @@ def _dense(name: str, what: str, x: Tensor) -> Tensor:
 
 def as_scores(name: str, x: Any, what: str = "scores") -> Tensor:
     """Scores of a dtype that maps take, in float32 under autocast as torch.softmax is."""
-    return check_scores(name, as_tensor(name, what, x), what, "float()" if isinstance(x, Tensor) else "astype(float)")
+    return check_scores(name, as_tensor(name, what, x), what, cast_to("float", x))
 
 
 def as_map_scores(name: str, x: Any, dtype: DType = None, what: str = "scores") -> Tensor:
@@ -347,14 +347,20 @@ def merged_last(value: Any, dims: tuple[int, ...]) -> Any:
     return value.movedim(dims, tuple(range(value.ndim - len(dims), value.ndim))).flatten(value.ndim - len(dims))
 
 
+def cast_to(kind: str, x: Any) -> str:
+    """The method that makes a tensor, or else an array, one of bool or float, as messages write it."""
+    return f"{kind}()" if isinstance(x, Tensor) else f"astype({kind})"
+
+
 def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
     """A boolean mask of x's rank that broadcasts to x."""
     if where is None:
         return None
     mask = as_tensor(name, "where", where)
     if mask.dtype != torch.bool:
-        cast = "bool()" if isinstance(where, Tensor) else "astype(bool)"
-        raise TypeError(f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.{cast}")
+        raise TypeError(
+            f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.{cast_to('bool', where)}"
+        )
     if not broadcasts(mask, sizes(x)):
         raise ValueError(f"{name}: where must broadcast to the scores' shape {sizes(x)}, got {sizes(mask)}")
     return _of_rank(check_device(name, "where", mask, x), x.ndim)

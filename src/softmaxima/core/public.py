@@ -79,7 +79,7 @@ def unknown_argument(name: str, got: str, known: Iterable[str], of: str = "it", 
     hint, taken = meant(got, free), f"{of} takes: {', '.join(takes) or 'none'}"
     text = f"{name}: unknown argument {got!r}{hint}"
     error = TypeError(f"{text}; {taken}" if not hint.endswith("?") else f"{text} ({taken})" if takes else text)
-    if not is_compiling():  # for compilers do not follow it
+    if not is_compiling():  # which cannot trace it
         vars(error)["unknown"] = name, got, takes, of, free
     return error
 

@@ -83,7 +83,8 @@ def read_frame(path: Path, known: Known = NEW) -> Reading:
         if suffix not in READERS:
             raise InputError(f"unknown suffix {suffix!r}; convert the table to one of: {suffixes()}")
         kind, read = READERS[suffix]
-        with bounded(3 * most_unpacked(len(content))) if kind != "CSV" else contextlib.nullcontext():  # of which polars aborts
+        # Polars' reader of CSV aborts where memory ends.
+        with bounded(3 * most_unpacked(len(content))) if kind != "CSV" else contextlib.nullcontext():
             reading = read(content, known)
     except InputError:
         raise
