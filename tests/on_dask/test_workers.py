@@ -38,8 +38,20 @@ with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, protocol="
 """
 
 
+def listening(*pids: int) -> set[tuple[str, int]]:
+    """Where these processes take connections."""
+    found = (one for pid in pids for one in psutil.Process(pid).net_connections("inet") if one.status == psutil.CONN_LISTEN)
+    return {(one.laddr.ip, one.laddr.port) for one in found}
+
+
 @pytest.fixture(scope="module")
-def two_workers() -> Iterator[Any]:
+def before() -> set[tuple[str, int]]:
+    """Where other tests left this process listening."""
+    return listening(os.getpid())
+
+
+@pytest.fixture(scope="module")
+def two_workers(before: set[tuple[str, int]]) -> Iterator[Any]:
     with connected("test", None, 2) as client:
         yield client
 
@@ -69,21 +81,14 @@ def stopped(processes: Any) -> None:
         os.kill(process, signal.SIGSTOP)
 
 
-def test_strangers_are_refused_at_every_port(two_workers: Any, workers: dict[str, int]) -> None:
+def test_strangers_are_refused_at_every_port(two_workers: Any, workers: dict[str, int], before: set[tuple[str, int]]) -> None:
     """Those of the scheduler, of workers and of who begins them; there are no others, and none that answers HTTP."""
     known = two_workers.scheduler_info()["workers"]
     addresses = {two_workers.scheduler.address, *known, *(worker["nanny"] for worker in known.values())}
     ports = {int(address.rpartition(":")[2]) for address in addresses}
-    of = psutil.Process()
-    listening = {
-        (one.laddr.ip, one.laddr.port)
-        for process in (of, *of.children(recursive=True))
-        if process.pid in (of.pid, *workers.values())
-        for one in process.net_connections("inet")
-        if one.status == psutil.CONN_LISTEN
-    }
-    assert {port for _, port in listening} == ports
-    assert {host for host, _ in listening} == {"127.0.0.1"}
+    found = listening(os.getpid(), *workers.values()) - before
+    assert {port for _, port in found} == ports
+    assert {host for host, _ in found} == {"127.0.0.1"}
     for address in addresses:
         assert address.startswith("tls://")
         for scheme, security in (("tcp", None), ("tls", distributed.Security.temporary())):

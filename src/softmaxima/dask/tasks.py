@@ -18,7 +18,7 @@ SLOWER = 4  # times as long as the slowest like it, a task may take
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shared:
     """An argument of many tasks, which is sent once. It is a task's result, made anew where the worker that has it dies."""
 
@@ -59,7 +59,7 @@ class Tasks(Generic[T]):
         self.quiet = min(QUIET, timeout / 2)
         self.waiting: dict[Any, _Asked[T]] = {}  # by future
         self.done = distributed().as_completed(loop=client.loop, with_results=True, raise_errors=False)
-        self.shared: dict[int, Any] = {}  # futures of what several tasks take
+        self.shared: dict[Shared, Any] = {}  # futures of what several tasks take
         self.watch = _Watch(client, self.quiet)
 
     def __enter__(self) -> Tasks[T]:
@@ -79,7 +79,8 @@ class Tasks(Generic[T]):
         where: dict[str, Any] = {} if workers is None else {"workers": workers, "allow_other_workers": True}
         if workers is not None:  # who has what is shared may be who is silent
             for argument in asked.call:
-                self.shared.pop(id(argument), None)
+                if isinstance(argument, Shared):
+                    self.shared.pop(argument, None)
         arguments = [self._sent(argument, where) for argument in asked.call]
         future = self.client.submit(_timed, *arguments, pure=False, **where)
         asked.attempts.append(future)
@@ -89,9 +90,9 @@ class Tasks(Generic[T]):
     def _sent(self, argument: Any, where: dict[str, Any]) -> Any:
         if not isinstance(argument, Shared):
             return argument
-        if id(argument) not in self.shared:
-            self.shared[id(argument)] = self.client.submit(_itself, argument.value, pure=False, **where)
-        return self.shared[id(argument)]
+        if argument not in self.shared:
+            self.shared[argument] = self.client.submit(_itself, argument.value, pure=False, **where)
+        return self.shared[argument]
 
     def __iter__(self) -> Iterator[tuple[T, Any]]:
         """(what it is for, its result) as they are done, those too that are submitted meanwhile. Raises what a task raised."""

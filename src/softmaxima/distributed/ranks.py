@@ -325,7 +325,7 @@ class Ranks:
             return f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout", missing
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         told = f"{self._listed(missing)} did not answer, and a message" if missing else "a message"
-        return f"{told} failed after {waited:.2g} s: {words}", missing
+        return f"{told} failed after {waited:.1f} s: {words}", missing
 
     def _wait(self, work: Any, message: Tensor) -> Any:
         """Until a collective is done, or a rank has said that it will not come."""

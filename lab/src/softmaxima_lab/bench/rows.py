@@ -11,12 +11,15 @@ import torch
 import softmaxima as sm
 from softmaxima.core.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY as MAPS
+from softmaxima.maps import Map
 from softmaxima_lab.bench.case import BACKWARD, FORWARD, OURS, Case, Group, Place, Trial, Wanted, by_trial
 from softmaxima_lab.bench.clock import clock_of
 from softmaxima_lab.bench.definitions import PEER_TOLERANCE, TOLERANCE, Expected, check_ours, deviation, deviation_of_ours, expect
 from softmaxima_lab.bench.maps import Problem, Shape, Subject, call, choose, compulsory_bytes, problem, read_shape, subjects
 from softmaxima_lab.bench.peers import OUR_CPU, PACKAGES, Peer, peers_of
+from softmaxima_lab.bench.sums import Sum
 
 SHAPES = {
     "cpu": ("4096x64", "1024x1024", "256x32000", "64x128256"),
@@ -66,7 +69,7 @@ def _refuse_what_does_not_fit(shape: Shape) -> None:
 
 
 @lru_cache(maxsize=1)
-def _expected(entry: int, title: str, size: str, dtype: str, device: str, seed: int) -> Expected | None:
+def _expected(entry: Map | Sum | Loss, title: str, size: str, dtype: str, device: str, seed: int) -> Expected | None:
     """What is right for the first problem: of all directions the same."""
     subject = subjects()[title]
     return expect(subject, problem(subject, read_shape(size), getattr(torch, dtype), device, seed=seed))
@@ -81,7 +84,7 @@ def _trial(case: Case, place: Place) -> Trial:
     size = compulsory_bytes(subject, shape, case.direction, dtype.itemsize)
     count = 1 if is_small else clock_of(place.device).problems(size)
     problems = [problem(subject, shape, dtype, place.device, seed=place.seed + number) for number in range(count)]
-    expected = _expected(id(subject.entry), case.name, case.size, case.dtype, place.device, place.seed)
+    expected = _expected(subject.entry, case.name, case.size, case.dtype, place.device, place.seed)
     peers = {peer.label: peer for peer in _peers(subject, shape, case, place)}
     allowed = PEER_TOLERANCE[dtype] / TOLERANCE[dtype]
 
