@@ -472,6 +472,21 @@ def test_a_damaged_file_is_refused_or_predicts_the_same(suffix: str, tmp_path: P
     assert refused > 0
 
 
+@both
+@pytest.mark.parametrize("how", ["packed", "of members that overlap"])
+def test_a_file_that_would_fill_a_memory_is_refused_before_it_is_unpacked(suffix: str, how: str, tmp_path: Path):
+    save(tmp_path / f"whole{suffix}", learnt(flowers()))
+    with zipfile.ZipFile(tmp_path / f"whole{suffix}") as whole, zipfile.ZipFile(path := tmp_path / f"m{suffix}", "w") as archive:
+        for name in whole.namelist():
+            kind = zipfile.ZIP_DEFLATED if how == "packed" else zipfile.ZIP_STORED
+            archive.writestr(name, whole.read(name), kind)
+        if how != "packed":  # one more name in the table, for what is there already
+            largest = max(archive.infolist(), key=lambda member: member.file_size)
+            archive.filelist += [largest] * 99
+    with pytest.raises(InputError, match="what it holds is packed"):
+        load(path)
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["mean_", "scale_", "network_"])
 def test_numbers_that_no_training_leaves_are_refused(name: str, wrong: float):

@@ -152,6 +152,7 @@ def load(path: Path) -> Model:
         held = f"it begins with {content[:12]!r}" if content else "it is empty"
         raise InputError(f"{path.name} is {NO_MODEL}: {held}; give a file that it wrote")
     try:
+        _check_archive(content)
         return read(content)
     except InputError as error:
         raise InputError(f"{path.name} {error}") from None
@@ -159,6 +160,16 @@ def load(path: Path) -> Model:
         if isinstance(error, ModuleNotFoundError) and error.name == "skops":
             raise
         raise InputError(f"{path.name} is {NO_MODEL}, or is damaged; save it again") from None
+
+
+def _check_archive(content: bytes) -> None:
+    """Raise InputError where it is packed, as what is made to fill a memory, or a sum of it is wrong; neither torch nor skops asks."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members) or sum(m.file_size for m in members) > len(content):
+            raise InputError(f"is {NO_MODEL}: what it holds is packed; give a file that it wrote")
+        if damaged := archive.testzip():
+            raise InputError(f"is damaged at {damaged!r}; save it again")
 
 
 def check_format(path: Path) -> None:
@@ -175,9 +186,6 @@ def _write_pt(about: Mapping[str, Any], classifier: Mapping[str, Any]) -> bytes:
 
 
 def _read_pt(content: bytes) -> Model:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:  # whose sums torch does not look at
-        if damaged := archive.testzip():
-            raise InputError(f"is damaged at {damaged!r}; save it again")
     record = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     _check_about(record)
     return _model(record, _converted(record["classifier"], torch.Tensor, torch.Tensor.numpy))
