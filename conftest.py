@@ -201,6 +201,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--maps", default="", help="comma-separated names of the maps to test; all by default")
 
 
+@pytest.hookimpl(trylast=True)  # after marks and -k have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a whole folder, and not in `make test-all`: each value that a test is parametrized by, instead of each combination."""
+    by_name = config.getoption("maps") or config.getoption("keyword") or not all(os.path.isdir(path) for path in config.args)
+    if by_name or is_thorough():
+        return
+    of_each: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            of_each.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {item for name, each in of_each.items() for item in set(each) - set(covering(name, each))}
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+
+
+def covering(name: str, items: Sequence[pytest.Function]) -> list[pytest.Function]:
+    """Few of the cases of a test in which each value of each of its parameters is."""
+    drawn = random.Random(name).sample(items, len(items))
+    seen: set[tuple[int, str]] = set()
+    chosen = []
+    for least in (len(drawn[0].callspec._idlist), 1):  # first those of which all is new
+        for item in drawn:
+            unseen = set(enumerate(item.callspec._idlist)) - seen
+            if len(unseen) >= least:
+                seen |= unseen
+                chosen.append(item)
+    return chosen
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = [name for name in metafunc.config.getoption("--maps").split(",") if name]
     maps = [REGISTRY[name] for name in names or REGISTRY]
