@@ -476,7 +476,7 @@ def _deep_folders(path: Path) -> None:
 UNSEEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "gzip.zarr": (_gzip_chunk, "memory ran out"),
     "zstandard.zarr": (_zstandard_chunk, "memory ran out"),
-    "deflated.h5": (_deflated_chunk, "filter returned failure"),
+    "deflated.h5": (_deflated_chunk, "takes more memory than a file may that nobody trusts"),
     "buffer.feather": (_buffer, "memory ran out"),
     "stated.zarr": (_stated, "is unpacked to more than"),
     "holes.h5": (_holes, "is unpacked to more than"),

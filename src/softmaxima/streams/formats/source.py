@@ -95,6 +95,11 @@ def unreadable(name: str, error: Exception) -> InputError:
         return InputError(f"{name} cannot be read ({said}); permit it to this user (chmod +r, and +x of its folders)")
     if isinstance(error, MemoryError) or re.search("allocat|expand output", said):  # as Zstandard says it
         return InputError(f"{name}: memory ran out, or what a file may take of it that nobody trusts; free some, or {TRUST}")
+    if "filter returned failure" in said:  # as HDF5 says both
+        return InputError(
+            f"{name}: a chunk cannot be unpacked: it is damaged, or takes more memory than a file may that nobody trusts; write it "
+            f"again, or {TRUST}"
+        )
     repair = "or download it first" if "://" in name else "and write it again"
     return InputError(f"{name} cannot be read ({said.rstrip('.')}); check that it is whole, {repair}")
 
