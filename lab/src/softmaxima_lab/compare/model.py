@@ -163,10 +163,11 @@ def load(path: Path) -> Model:
 
 
 def _check_archive(content: bytes) -> None:
-    """Raise InputError where it is packed, as what is made to fill a memory, or a sum of it is wrong; neither torch nor skops asks."""
+    """Raise InputError where it is packed, as what is made to fill a memory, or a sum of it is wrong, which torch does not ask."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members) or sum(m.file_size for m in members) > len(content):
+        is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        if is_packed or sum(member.file_size for member in members) > len(content):
             raise InputError(f"is {NO_MODEL}: what it holds is packed; give a file that it wrote")
         if damaged := archive.testzip():
             raise InputError(f"is damaged at {damaged!r}; save it again")
