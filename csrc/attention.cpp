@@ -33,10 +33,7 @@ struct Workspace {
     Array<C> kept_p, kept_g, kept_d;                   // of the support of a row
     Array<int64_t> support;
 
-    static Workspace& of_this_thread() {
-        static thread_local Workspace workspace;
-        return workspace;
-    }
+    static Workspace& of_this_thread() { return own_of_thread<Workspace>(); }
 };
 
 // Calls a kernel, and tells whether there was memory enough for it.

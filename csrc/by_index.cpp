@@ -19,10 +19,7 @@ struct Terms {
     Array<float> x, high, low, tops;
     Array<double> wide, sums, counts, scales;
 
-    static Terms& of_this_thread() {
-        static thread_local Terms terms;
-        return terms;
-    }
+    static Terms& of_this_thread() { return own_of_thread<Terms>(); }
 
     void release_if_large() {
         for (Array<float>* array : {&x, &high, &low, &tops}) array->release_if_large();
@@ -264,7 +261,7 @@ struct ByIndex {
     }
 
     template <class Body>
-    bool for_each_window(int team, const Body& body) const {
+    bool for_each_window(Team team, const Body& body) const {
         const int64_t every = std::max<int64_t>(1, WINDOW / std::max<int64_t>(1, inner));
         const int64_t windows = call.starts ? std::max<int64_t>(1, (call.elements + every - 1) / every) : call.windows;
         return share_out<float>(windows, team, [&](int64_t window, Scratch<float>&) {
@@ -291,7 +288,7 @@ struct ByIndex {
 template <class T, class Body>
 bool for_each_window(const SoftmaximaIndexed& call, bool sums, const Body& body) {
     const int64_t size = call.elements * call.inner, rows = call.segments * call.inner;
-    const int team = team_size(call.threads, NANOSECONDS * double(call.elements + call.segments) * double(call.inner));
+    const Team team = team_size(call.threads, NANOSECONDS * double(call.elements + call.segments) * double(call.inner));
     bool done = true;
     const auto part = [](auto* array, int64_t begin) { return array ? array + begin : nullptr; };
     for (int64_t outer = 0; outer < call.outer; ++outer) {

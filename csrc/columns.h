@@ -249,7 +249,7 @@ bool for_each_columns(const SoftmaximaRows& rows, T* out, double nanoseconds, co
     constexpr int64_t WIDTH = Columns<T>::WIDTH;
     const int64_t tiles = (rows.inner + WIDTH - 1) / WIDTH, size = rows.n * rows.inner;
     const int64_t line = rows.stride ? rows.stride : rows.inner;
-    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(size));
+    const Team team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(size));
     return share_out<C>(rows.outer * tiles, team, [&](int64_t task, Scratch<C>& scratch) __attribute__((noinline)) {
         const int64_t o = task / tiles, first = task % tiles * WIDTH, offset = o * size + first, index = o * rows.inner + first;
         const uint8_t* mask = rows.mask ? rows.mask + (rows.blocks ? rows.blocks[o] : o * size) + first : nullptr;
@@ -275,7 +275,7 @@ bool for_each_short_rows(const SoftmaximaRows& rows, T* out, double nanoseconds,
     using C = compute_t<T>;
     constexpr int64_t WIDTH = Columns<C>::WIDTH, LINES = 8;
     const int64_t n = rows.n, size = n * WIDTH;
-    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
+    const Team team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
     return share_out<C>((rows.outer + WIDTH - 1) / WIDTH, team, [&](int64_t task, Scratch<C>& scratch) __attribute__((noinline)) {
         C* tile = reinterpret_cast<C*>(scratch.tile.at_least(2 * size * int64_t(sizeof(C))));
         if (!tile) return false;

@@ -472,7 +472,7 @@ bool pull_short_rows(const SoftmaximaBackward* call, double nanoseconds, C half,
     const SoftmaximaRows& rows = call->rows;
     const int64_t n = rows.n, whole = n / lanes * lanes, rest = n - whole;
     const C *all_p = static_cast<const C*>(call->p), *all_g = static_cast<const C*>(call->g), scale = C(rows.tau == 1.0 ? 1.0 : inverse(rows.tau));
-    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
+    const Team team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
     return share_out<C>((rows.outer + GROUP - 1) / GROUP, team, [&](int64_t task, Scratch<C>&) {
         const int64_t first = task * GROUP, width = minimum(GROUP, rows.outer - first);
         const C *p = all_p + first * n, *g = all_g + first * n;

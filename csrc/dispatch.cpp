@@ -1,4 +1,7 @@
-// Which of its variants a kernel runs: the one for the best instruction set that this processor has.
+// Which of its variants a kernel runs: the one for the best instruction set that this processor has. And what it asks of Python.
+
+#include <pthread.h>
+#include <time.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -54,7 +57,57 @@ Choice choose() noexcept {
 
 const Choice chosen = choose();
 
+// Python's main thread, which runs handlers of signals, and functions of Python, whose headers are not needed: PyGILState_Ensure and
+// _Release, PyErr_CheckSignals, _Fetch and _Restore.
+struct Python {
+    pthread_t thread;
+    int (*ensure)();
+    void (*release)(int);
+    int (*check)();
+    void (*fetch)(void**, void**, void**);
+    void (*restore)(void*, void*, void*);
+};
+
+Python python = {};
+void* raised[3] = {};  // by a handler of signals: an error's kind, itself and its traceback
+
 }  // namespace
+
+int64_t softmaxima_clock() {
+#ifdef CLOCK_MONOTONIC_COARSE
+    constexpr clockid_t clock = CLOCK_MONOTONIC_COARSE;  // read in a tenth of the time
+#else
+    constexpr clockid_t clock = CLOCK_MONOTONIC;
+#endif
+    timespec now;
+    clock_gettime(clock, &now);
+    return int64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+__thread bool softmaxima_is_handling = false;
+
+bool softmaxima_hears() { return python.check && !softmaxima_is_handling && pthread_equal(python.thread, pthread_self()); }
+
+bool softmaxima_heard() {
+    if (raised[0]) return true;
+    const int lock = python.ensure();
+    softmaxima_is_handling = true;
+    const bool has_raised = python.check();
+    softmaxima_is_handling = false;
+    if (has_raised) python.fetch(&raised[0], &raised[1], &raised[2]);
+    python.release(lock);
+    return raised[0];
+}
+
+// Before any call that is to hear interrupts.
+SOFTMAXIMA_EXPORT void softmaxima_listen(const Python* it) { python = *it; }
+
+// After a call that failed, under the interpreter's lock: raises what a handler raised, if one did.
+SOFTMAXIMA_EXPORT void softmaxima_raise() {
+    if (!softmaxima_hears() || !raised[0]) return;
+    python.restore(raised[0], raised[1], raised[2]);
+    raised[0] = raised[1] = raised[2] = nullptr;
+}
 
 const int softmaxima_level = chosen.level;
 

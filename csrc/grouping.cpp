@@ -103,11 +103,11 @@ int partition(const SoftmaximaPartition* call) {
 
 int grouping(const SoftmaximaGrouping* call) {
     const int64_t elements = call->elements, segments = call->segments;
-    const int team = team_size(call->threads, 2.0 * double(elements));
+    const Team team = team_size(call->threads, 2.0 * double(elements));
     int64_t* starts = call->starts;
     if (!call->numbers) {  // no window, nor any element
         const int64_t* index = call->index;
-#pragma omp parallel for num_threads(team)
+#pragma omp parallel for num_threads(team.size)
         for (int64_t k = 0; k <= elements; ++k) {
             const int64_t before = k == 0 ? -1 : index[k - 1], own = k == elements ? segments : index[k];
             for (int64_t s = before + 1; s <= own; ++s) starts[s] = k;
@@ -117,7 +117,7 @@ int grouping(const SoftmaximaGrouping* call) {
     starts[segments] = elements;
     const int32_t* numbers = call->numbers;
     const bool done = share_out<float>(call->windows, team, [&](int64_t window, Scratch<float>&) {
-        static thread_local Array<int64_t> memory;
+        Array<int64_t>& memory = own_of_thread<Array<int64_t>>();
         const int64_t first = window << call->shift, last = minimum(first + (int64_t(1) << call->shift), segments);
         const int64_t begin = call->bounds[window], end = call->bounds[window + 1];
         int64_t* places = memory.at_least(last - first + 1);

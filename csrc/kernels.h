@@ -302,7 +302,16 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 16
+#define SOFTMAXIMA_INTERFACE 17
+
+// In dispatch.cpp. Nanoseconds of a clock that need not be exact.
+int64_t softmaxima_clock();
+// Whether this thread runs handlers of signals, in the middle of a call.
+extern __thread bool softmaxima_is_handling;
+// Whether this is the thread in which Python runs handlers of signals, and none is run.
+bool softmaxima_hears();
+// Has Python run them there: whether one raised, which whoever called the kernel raises then.
+bool softmaxima_heard();
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

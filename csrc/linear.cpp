@@ -23,10 +23,7 @@ struct Workspace {
     Array<uint16_t> rows, pairs;  // of bfloat16, of a block
     Array<uint16_t> hidden;       // and of all threads
 
-    static Workspace& of_this_thread() {
-        static thread_local Workspace workspace;
-        return workspace;
-    }
+    static Workspace& of_this_thread() { return own_of_thread<Workspace>(); }
 
     void release_if_large() {
         panels.release_if_large();
@@ -42,13 +39,14 @@ struct Workspace {
 
 // Calls body(task, workspace), and tells whether every call was true.
 template <class C, class Body>
-bool share_tasks(int64_t count, int team, const Body& body) {
+bool share_tasks(int64_t count, Team team, const Body& body) {
     bool done = true;
-#pragma omp parallel num_threads(team) reduction(&& : done) if (team > 1)
+    Halt halt(team.is_long);
+#pragma omp parallel num_threads(team.size) reduction(&& : done) if (team.size > 1)
     {
         Workspace<C>& workspace = Workspace<C>::of_this_thread();
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; ++i) done = body(i, workspace) && done;
+        for (int64_t i = 0; i < count; ++i) done = !halt.is_due() && body(i, workspace) && done;
     }
     return done;
 }
@@ -253,7 +251,7 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
             pair[r % 2] = upper_half(hidden[r * features + k]);
             if (r % 2 == 0) pair[1] = 0;  // until there is another row
         }
-    const int team = team_size(linear.threads, 2 * nanoseconds(linear));
+    const Team team = team_size(linear.threads, 2 * nanoseconds(linear));
     bool done = share_tasks<C>(slices * parts, team, [&](int64_t task, Workspace<C>& memory) {
         const int64_t slice = task / parts, from = task % parts * FEATURES, some = minimum(FEATURES, features - from);
         C* to = sums + slice * size + from;

@@ -177,7 +177,7 @@ bool for_each_lines(const SoftmaximaRows& rows, T* out, double nanoseconds, cons
     constexpr int64_t WIDTH = Lines<C>::WIDTH;
     const int64_t n = rows.n;
     const bool direct = sizeof(T) == sizeof(C) && !rows.mask;
-    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
+    const Team team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
     return share_out<C>((rows.outer + WIDTH - 1) / WIDTH, team, [&](int64_t task, Scratch<C>& scratch) __attribute__((noinline)) {
         const int64_t first = task * WIDTH, width = minimum(WIDTH, rows.outer - first);
         C* tile = direct ? nullptr : reinterpret_cast<C*>(scratch.tile.at_least(2 * n * WIDTH * int64_t(sizeof(C))));

@@ -147,8 +147,12 @@ struct Noisy {
     double* places;    // count + SPARE numbers to work with
     double mass;       // Σ w
     double top;        // the largest x
+    Halt* halt;        // of a row that takes long
 
     static constexpr int64_t SPARE = 128;
+    static constexpr int64_t MANY = 1024;  // scores, of which a node takes longer than a look at the clock
+
+    bool is_halted() const { return halt && halt->is_due(); }
 };
 
 // L at a node, of the first `count` scores, and their rates.
@@ -168,7 +172,7 @@ double scan(const double* scores, int64_t count, double place, double* rates) {
 // The last z from low to high with L ≤ LOWEST, or less.
 template <class Noise, class Place>
 double lowest_node(const double* scores, const Noisy& row, double low, double high, const Place& place) {
-    for (int step = 0; step < HALVINGS; ++step) {
+    for (int step = 0; step < HALVINGS && !row.is_halted(); ++step) {
         const double middle = (low + high) / 2;
         (scan<Noise>(scores, row.count, place(middle), row.rates) <= LOWEST ? low : high) = middle;
     }
@@ -271,6 +275,7 @@ template <class Noise>
 double integrate(const Noisy& row) {
     double below_one = 0;
     const double bottom = visit_nodes(Noise(), row, [&](const double* scores, int64_t count, double place, double weight) {
+        if (row.is_halted()) return;
         const double level = exp(scan<Noise>(scores, count, place, row.rates)), share = weight * level;
         below_one += weight * (1 - level);
         for (int64_t j = 0; j < count; ++j) row.sums[j] += share * row.rates[j];
@@ -281,6 +286,7 @@ double integrate(const Noisy& row) {
 template <class Noise>
 void integrate_derivative(const Noisy& row) {
     visit_nodes(Noise(), row, [&](const double* scores, int64_t count, double place, double weight) {
+        if (row.is_halted()) return;
         const double share = weight * exp(scan<Noise>(scores, count, place, row.rates));
         double all = 0, moved = 0;
 #pragma omp simd reduction(+ : all, moved)
@@ -334,7 +340,7 @@ Found find_scores(const Row<T>& row, Scratch<compute_t<T>>& scratch, Noisy& nois
     double* memory = scratch.gaps.at_least(6 * n + Noisy::SPARE);
     int64_t* index = reinterpret_cast<int64_t*>(scratch.origins.at_least(n));  // of as many bytes
     if (!memory || !index) return Found::memory_ran_out;
-    noisy = {0, index, memory, memory + n, memory + 2 * n, memory + 3 * n, memory + 4 * n, memory + 5 * n, 0, 0};
+    noisy = {0, index, memory, memory + n, memory + 2 * n, memory + 3 * n, memory + 4 * n, memory + 5 * n, 0, 0, n >= Noisy::MANY ? scratch.halt : nullptr};
     double* x = noisy.places;
     for (int64_t i = 0; i < n; i += BLOCK) row.wide(i, minimum(BLOCK, n - i), scratch, x + i);
     const double top = noisy.top = highest(x, n), scale = scale_of(row);

@@ -421,7 +421,7 @@ struct Proportional {
     template <class Body>
     static bool for_each_short_row(const SoftmaximaRows& rows, void* out, double nanoseconds, const Body& body) {
         const int64_t n = rows.n, together = BLOCK / n;
-        const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
+        const Team team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
         return share_out<C>((rows.outer + together - 1) / together, team, [&](int64_t task, Scratch<C>& scratch) {
             const int64_t first = task * together, count = minimum(together, rows.outer - first);
             Row<T> row = row_of<T>(rows, first, out);

@@ -236,7 +236,7 @@ bool for_each_byte_row(const SoftmaximaQuantized& call, T* out) {
     const Scales scales(call);
     const int64_t n = call.n, inner = call.inner, rows = call.outer * inner;
     const uint8_t* q = static_cast<const uint8_t*>(call.q);
-    const int team = team_size(call.threads, (call.out ? 0.8 : 0.4) * double(rows) * double(n) + 100.0 * double(rows));
+    const Team team = team_size(call.threads, (call.out ? 0.8 : 0.4) * double(rows) * double(n) + 100.0 * double(rows));
     if (inner == 1 && rows < team && n >= 2 * LONG) {
         for (int64_t index = 0; index < rows; ++index) {
             const ByteRow row = {q + index * n, call.mask ? call.mask + index * n : nullptr, n, scales.flip};

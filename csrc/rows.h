@@ -1,6 +1,7 @@
 // Reading rows of scores in blocks, and sharing rows out among threads.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -14,6 +15,7 @@
 #endif
 
 #include "elementary.h"
+#include "interruption.h"
 #include "kernels.h"
 #include "pages.h"
 
@@ -64,6 +66,10 @@ struct Scratch {
     Array<double> gaps;
     Array<float> rough;
     Array<char> tile;
+    Halt* halt = nullptr;  // of the work that is shared out
+
+    // Whether it is to end before it is done, where one task takes long.
+    bool is_halted() { return halt && halt->is_due(); }
 
     void release_if_large() {
         origins.release_if_large();
@@ -73,10 +79,7 @@ struct Scratch {
         tile.release_if_large();
     }
 
-    static Scratch& of_this_thread() {
-        static thread_local Scratch scratch;
-        return scratch;
-    }
+    static Scratch& of_this_thread() { return own_of_thread<Scratch>(); }
 };
 
 // Scores z = high + low of a block; low is null where it is zero.
@@ -324,38 +327,52 @@ inline int threads_here() { return 1; }
 inline int thread_here() { return 0; }
 #endif
 
-// How many threads a piece of work is worth: each should have 20 µs of it, several times what waking a thread takes.
-inline int team_size(int64_t threads, double nanoseconds) {
+// How many threads a piece of work is worth, and whether it may take so long that interrupts are heard.
+struct Team {
+    int size;
+    bool is_long;
+
+    operator int() const { return size; }
+};
+
+// Each should have 20 µs of it, several times what waking a thread takes.
+inline Team team_size(int64_t threads, double nanoseconds) {
+    const bool is_long = nanoseconds > LONG_WORK;
 #ifdef _OPENMP
     const double most = double(threads < MAX_TEAM ? threads : MAX_TEAM), worth = nanoseconds / 20e3;
-    return worth < 2 ? 1 : int(worth < most ? worth : most);
+    return {worth < 2 ? 1 : int(worth < most ? worth : most), is_long};
 #else
-    (void)threads, (void)nanoseconds;
-    return 1;
+    (void)threads;
+    return {1, is_long};
 #endif
 }
 
 inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Calls body(i, scratch) for i in [0, count), and tells whether every call was true.
+// Calls body(i, scratch) for i in [0, count), and tells whether every call was true; false where an interrupt ended that.
 template <class C, class Body>
-bool share_out(int64_t count, int team, const Body& body) {
+bool share_out(int64_t count, Team team, const Body& body) {
     bool done = true;
-    if (team == 1) {
+    if (!team.is_long && team.size == 1) {
         Scratch<C>& scratch = Scratch<C>::of_this_thread();
         for (int64_t i = 0; i < count; ++i) done = body(i, scratch) && done;
         scratch.release_if_large();
         return done;
     }
-    const int64_t chunk = count / (int64_t(team) * 8) + 1;
-#pragma omp parallel num_threads(team) reduction(&& : done)
+    const int64_t chunk = count / (int64_t(team.size) * (team.is_long ? 64 : 8)) + 1;
+    Halt halt(team.is_long, count);
+#pragma omp parallel num_threads(team.size) reduction(&& : done) if (team.size > 1)
     {
         Scratch<C>& scratch = Scratch<C>::of_this_thread();
-#pragma omp for schedule(dynamic, chunk)
-        for (int64_t i = 0; i < count; ++i) done = body(i, scratch) && done;
+        scratch.halt = &halt;
+        int64_t begun = 0;
+#pragma omp for schedule(dynamic, chunk) nowait
+        for (int64_t i = 0; i < count; ++i) done = !halt.is_due_at(begun++) && body(i, scratch) && done;
+        halt.wait(threads_here());
+        scratch.halt = nullptr;
         scratch.release_if_large();
     }
-    return done;
+    return done && !halt.is_due();
 }
 
 template <class T>
@@ -477,14 +494,15 @@ template <class T, class Kernel>
 [[gnu::noinline]] bool whole_row(const Kernel& kernel, Row<T> row, Scratch<compute_t<T>>& scratch) {
     typename Kernel::Part part;
     if (Kernel::anchored) row.find_anchor(scratch);
-    return kernel.scan(row, 0, row.n, part, scratch) && kernel.finish(row, &part, 1, scratch) && kernel.emit(row, 0, row.n, part, scratch);
+    return kernel.scan(row, 0, row.n, part, scratch) && !scratch.is_halted() && kernel.finish(row, &part, 1, scratch) &&
+           kernel.emit(row, 0, row.n, part, scratch);
 }
 
 template <class T, class Kernel>
-bool split_row(const Kernel& kernel, const Row<T>& row, int team) {
+bool split_row(const Kernel& kernel, const Row<T>& row, int team, Halt& halt) {
     using C = compute_t<T>;
-    static thread_local typename Kernel::Part storage[MAX_TEAM];
-    typename Kernel::Part* parts = storage;  // the caller's, in every thread
+    auto& storage = own_of_thread<std::array<typename Kernel::Part, MAX_TEAM>>();
+    typename Kernel::Part* parts = storage.data();  // the caller's, in every thread
     double tops[MAX_TEAM];
     bool done = true;
 #pragma omp parallel num_threads(team) reduction(&& : done)
@@ -506,7 +524,7 @@ bool split_row(const Kernel& kernel, const Row<T>& row, int team) {
 #pragma omp barrier
 #pragma omp single
         done = kernel.finish(own, parts, count, scratch) && done;
-        done = kernel.emit(own, begin, end, parts[i], scratch) && done;
+        done = !halt.is_due() && kernel.emit(own, begin, end, parts[i], scratch) && done;
         scratch.release_if_large();
     }
     return done;
@@ -531,7 +549,7 @@ void to_columns(const T* from, int64_t n, int64_t inner, int64_t columns, T* to)
 // Columns as rows, a line of the cache at a time: body(row index, x, mask, other inputs, out, scratch) works on rows of n that
 // are contiguous. `inputs` are further arrays [outer, n, inner].
 template <class T, class Body>
-bool transposed(const SoftmaximaRows& rows, const T* const* inputs, int count, T* out, int team, const Body& body) {
+bool transposed(const SoftmaximaRows& rows, const T* const* inputs, int count, T* out, Team team, const Body& body) {
     using C = compute_t<T>;
     const int64_t n = rows.n, inner = rows.inner, tiles = (inner + TILE<T> - 1) / TILE<T>;
     const T* x = static_cast<const T*>(rows.x);
@@ -575,7 +593,7 @@ template <class T, class Body>
 bool for_each_whole_row(const SoftmaximaRows& rows, const T* const* inputs, int count, void* out, double nanoseconds, const Body& body) {
     using C = compute_t<T>;
     const int64_t total = rows.outer * rows.inner;
-    const int team = team_size(rows.threads, nanoseconds * double(total) * double(rows.n));
+    const Team team = team_size(rows.threads, nanoseconds * double(total) * double(rows.n));
     if (rows.inner > 1) return transposed<T>(rows, inputs, count, static_cast<T*>(out), team, body);
     return share_out<C>(total, team, [&](int64_t index, Scratch<C>& scratch) {
         const T* others[3] = {};
@@ -588,11 +606,12 @@ bool for_each_whole_row(const SoftmaximaRows& rows, const T* const* inputs, int 
 template <class T, class Kernel>
 bool for_each_contiguous_row(const SoftmaximaRows& rows, void* out, const Kernel& kernel, double nanoseconds) {
     using C = compute_t<T>;
-    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(rows.n));
+    const Team team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(rows.n));
     if (rows.outer < team && rows.n >= 16 * BLOCK) {
         bool done = true;
-        for (int64_t index = 0; index < rows.outer; ++index) done = split_row(kernel, row_of<T>(rows, index, out), team) && done;
-        return done;
+        Halt halt(team.is_long);
+        for (int64_t index = 0; index < rows.outer && !halt.is_due(); ++index) done = split_row(kernel, row_of<T>(rows, index, out), team, halt) && done;
+        return done && !halt.is_due();
     }
     return share_out<C>(rows.outer, team, [&](int64_t index, Scratch<C>& scratch) { return whole_row(kernel, row_of<T>(rows, index, out), scratch); });
 }

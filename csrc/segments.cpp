@@ -28,10 +28,7 @@ struct Rows {
     Array<uint8_t> mask;
     Array<double> taus, theta, states;
 
-    static Rows& of_this_thread() {
-        static thread_local Rows rows;
-        return rows;
-    }
+    static Rows& of_this_thread() { return own_of_thread<Rows>(); }
 
     void release_if_large() {
         for (Array<T>* array : {&x, &p, &g, &out}) array->release_if_large();
@@ -192,10 +189,10 @@ struct Segments {
     bool put_all() const {
         const int64_t every = std::max<int64_t>(1, WINDOW / call.inner);
         const int64_t windows = std::max<int64_t>(1, (call.elements + every - 1) / every);
-        const int team = team_size(call.threads, NANOSECONDS * double(call.outer) * double(call.elements + call.segments) * double(call.inner));
+        const Team team = team_size(call.threads, NANOSECONDS * double(call.outer) * double(call.elements + call.segments) * double(call.inner));
         const int64_t *starts = call.starts, *end = starts + call.segments;
         const bool done = share_out<compute_t<T>>(call.outer * windows, team, [&](int64_t task, Scratch<compute_t<T>>&) {
-            static thread_local Array<int64_t> ordered;
+            Array<int64_t>& ordered = own_of_thread<Array<int64_t>>();
             const int64_t outer = task / windows, window = task % windows;
             const int64_t first = std::lower_bound(starts, end, window * every) - starts;
             const int64_t last = window + 1 == windows ? call.segments : std::lower_bound(starts, end, (window + 1) * every) - starts;

@@ -31,6 +31,8 @@ PyObject *tensor_type, *parameter_type, *array_type, *strided, *boolean, *int64;
 PyObject* dtypes[4];  // in the order of kernels.h
 PyObject *empty_like, *empty_array, *threads, *forward_mode;
 PyObject *dispatched, *tracing, *transforming, *learning, *autocast;
+PyObject* fail;
+bool failed;  // a kernel, of which an error tells that is nobody's refusal
 
 // An owned reference.
 class Owned {
@@ -230,10 +232,13 @@ bool run(PyObject* function, const Structure& structure) {
     if (!call) return false;
     const SoftmaximaRows& rows = rows_of(structure);
     PyThreadState* state = rows.outer * rows.n > ALONE ? PyEval_SaveThread() : nullptr;
-    const int failed = call(&structure);
+    const int status = call(&structure);
     if (state) PyEval_RestoreThread(state);
-    if (failed) PyErr_SetString(PyExc_MemoryError, "no memory for the candidates of a row");
-    return !failed;
+    if (status) {
+        const Owned nothing(PyObject_CallFunction(fail, "s", "softmaxima"));  // raises
+        failed = true;
+    }
+    return !status;
 }
 
 // What the function made, or None where the arguments were not plain, as those are not that torch or Python refuse. What else is
@@ -242,6 +247,10 @@ PyObject* done(bool all, Owned& made) {
     if (!PyErr_Occurred()) {
         if (all) return made.release();
         Py_RETURN_NONE;
+    }
+    if (failed) {
+        failed = false;
+        return nullptr;
     }
     PyObject* const refusals[] = {PyExc_RuntimeError, PyExc_TypeError, PyExc_ValueError, PyExc_OverflowError, PyExc_AttributeError};
     for (PyObject* refusal : refusals) {
@@ -418,7 +427,7 @@ bool found(PyObject*& to, PyObject* from, const char* attribute) {
 
 bool import() {
     const Owned torch(PyImport_ImportModule("torch")), numpy(PyImport_ImportModule("numpy")), inner(PyImport_ImportModule("torch._C"));
-    const Owned parameters(PyImport_ImportModule("torch.nn"));
+    const Owned parameters(PyImport_ImportModule("torch.nn")), interface(PyImport_ImportModule("softmaxima.kernels.interface"));
     forward_mode = PyImport_ImportModule("torch.autograd.forward_ad");
     const char* kinds[] = {"float64", "float32", "bfloat16", "float16"};
     for (int i = 0; i < 4; ++i) {
@@ -436,8 +445,8 @@ bool import() {
            found(int64, torch.get(), "int64") && found(empty_like, torch.get(), "empty_like") && found(learning, torch.get(), "is_grad_enabled") &&
            found(autocast, torch.get(), "is_autocast_enabled") && found(parameter_type, parameters.get(), "Parameter") &&
            found(array_type, numpy.get(), "ndarray") && found(empty_array, numpy.get(), "empty_like") && found(threads, torch.get(), "get_num_threads") &&
-           found(dispatched, inner.get(), "_len_torch_dispatch_stack") && found(tracing, inner.get(), "_get_tracing_state") &&
-           found(transforming, inner.get(), "_are_functorch_transforms_active");
+           found(fail, interface.get(), "fail") && found(dispatched, inner.get(), "_len_torch_dispatch_stack") &&
+           found(tracing, inner.get(), "_get_tracing_state") && found(transforming, inner.get(), "_are_functorch_transforms_active");
 }
 
 }  // namespace

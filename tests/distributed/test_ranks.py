@@ -27,6 +27,7 @@ from softmaxima.distributed.ranks import ranks_of
 
 d = sm.distributed
 X = torch.arange(12.0, dtype=torch.float64).view(3, 4)
+GATHERING = 1.0  # seconds, for which ranks on a busy machine exchange scores
 TOO_LATE = 4.0  # seconds, of a group whose messages end after one
 
 
@@ -207,6 +208,26 @@ def test_a_rank_that_leaves_a_call_is_named_before_the_timeout(error: type[BaseE
         assert again == "right" or (when == "working" and f"rank 1 raised {error.__name__} in an earlier call; make" in again), (
             again
         )
+
+
+def of_an_interrupted_call(rank: int) -> list[str]:
+    """What two calls raise, the first of some seconds of native code on each rank, in which rank 1 is interrupted."""
+    group = dist.new_group(timeout=timedelta(seconds=30))
+    x = DTensor.from_local(X.float().repeat(10, 5_000), DeviceMesh.from_group(group, "cpu"), [Shard(1)])
+    if rank == 1:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    told, begun = [], time.monotonic()
+    try:
+        sm.perturb_max(x)
+        told.append("right")
+    except KeyboardInterrupt:
+        told.append("in time" if time.monotonic() - begun < 1.3 + GATHERING else "late")
+    return [*told, attempt(lambda: sm.softmax(x))[0], attempt(lambda: d.softmax(X, group=group))[0]]
+
+
+def test_a_call_of_ranks_is_interrupted_soon_and_the_group_goes_on(three: Processes) -> None:
+    for rank, told in enumerate(three.run(of_an_interrupted_call)):
+        assert told == ["in time" if rank == 1 else "right", "right", "right"], told
 
 
 def of_a_message_that_some_skip(rank: int, skips: int) -> str:

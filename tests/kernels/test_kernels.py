@@ -1027,7 +1027,9 @@ def test_the_interface_is_what_the_header_says():
         assert maps | sums == {name for name, its_kind in declared.items() if its_kind == kind} | (sums & {None})
     if native.AVAILABLE:
         exported = {f"softmaxima_{name}{end}" for name in declared for end in ("", "_takes")}
-        names = exported | {"softmaxima_interface", "softmaxima_instruction_set", "softmaxima_prefer_large_pages"}
+        names = exported | {
+            f"softmaxima_{name}" for name in ("interface", "instruction_set", "prefer_large_pages", "listen", "raise")
+        }
         assert all(hasattr(interface.LIBRARY, name) for name in names)
         if shutil.which("nm"):
             listed = subprocess.run(

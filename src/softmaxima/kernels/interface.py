@@ -17,11 +17,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 import numpy as np
 
-INTERFACE = 16  # the version that csrc/kernels.h states
+INTERFACE = 17  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -374,6 +374,7 @@ def open_library(path: Path | None) -> ctypes.CDLL | None:
             elif not _instruction_set(library):
                 problem = "it was compiled for another processor, or SOFTMAXIMA_ISA asks for less than what it was compiled for"
             else:
+                _listen(library)
                 return library
         except (OSError, AttributeError) as error:
             problem = str(error)
@@ -390,6 +391,28 @@ def _instruction_set(library: ctypes.CDLL) -> str:
     """Empty where what it was compiled for is more than this processor has, or SOFTMAXIMA_ISA asks for."""
     library.softmaxima_instruction_set.restype = ctypes.c_char_p
     return library.softmaxima_instruction_set().decode()
+
+
+class Python(ctypes.Structure):
+    """What the library asks for in the main thread, where handlers of signals run, while a call takes long (csrc/dispatch.cpp)."""
+
+    FUNCTIONS = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch", "PyErr_Restore")
+    _fields_ = [("thread", ctypes.c_ulong), *((name, ctypes.c_void_p) for name in FUNCTIONS)]
+
+
+_RAISE: list[Callable[[], None]] = []  # of each library, what a handler raised meanwhile
+
+
+def _listen(library: ctypes.CDLL) -> None:
+    """Have long calls hear interrupts."""
+    functions = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in Python.FUNCTIONS]
+
+    def tell() -> None:
+        library.softmaxima_listen(ctypes.byref(Python(threading.main_thread().ident, *functions)))
+
+    tell()
+    os.register_at_fork(after_in_child=tell)  # whose main thread is the one that forked
+    _RAISE.append(ctypes.PyDLL(library._name, handle=library._handle).softmaxima_raise)
 
 
 opened = functools.cache(open_library)  # so that its warning comes once
@@ -431,9 +454,16 @@ def prefer_large_pages(address: int, size: int) -> None:
 
 
 def run(function: Function, structure: bytes) -> None:
-    """Call a kernel. Raises MemoryError."""
+    """Call a kernel. Raises MemoryError, or what a handler of signals does while it takes long."""
     if function(structure):
-        raise MemoryError(f"{function.__name__}: no memory for what it works in")
+        fail(function.__name__)
+
+
+def fail(name: str) -> NoReturn:
+    """After a call that failed."""
+    for raise_there in _RAISE:
+        raise_there()
+    raise MemoryError(f"{name}: no memory for what it works in")
 
 
 _own = threading.local()
