@@ -275,6 +275,7 @@ struct Tile {
 
     // The scores of queries [from, from + count) and of the keys that they see of a window.
     void put_scores(int64_t from, int64_t count, const Window& seen) {
+        if (Halt* halt = Scratch<C>::of_this_thread().halt) halt->heed();
         first = from, rows = count;
         window = seen;
         const int64_t whole = round_up(call().size, LANES<C>), width = window.width;

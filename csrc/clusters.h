@@ -33,6 +33,11 @@ struct Ordered {
     double high, low;  // λ
     bool nan;
     bool is_alone;  // whether one cluster has all
+    Halt* halt;     // of a long row
+
+    void heed() const {
+        if (halt) halt->heed();
+    }
 
     void add(int64_t begin, int64_t end, double level) { clusters[found++] = {begin, end, level}; }
 
@@ -63,6 +68,7 @@ struct Ordered {
                 size += own;
             }
             if (size >= before) return;
+            heed();
             before = size;
             sum.add(-1.0);
             high = sum.value() / size;
@@ -89,9 +95,11 @@ struct Clustered {
         ordered.count = ordered.found = 0;
         ordered.theta = *row.theta;
         ordered.high = ordered.low = 0;
+        ordered.halt = row.halt;
         double top = NOTHING;
         ordered.nan = ordered.is_alone = false;
         for (int64_t i = 0; i < n; ++i) {
+            if (i % Row<T>::LONG == 0) row.heed();
             const double x = row.score(i);
             top = x > top ? x : top;
             ordered.nan = ordered.nan || x != x || x == -NOTHING;
@@ -103,7 +111,9 @@ struct Clustered {
             ordered.z[ordered.count++] = row.gap_above(i, top);
         }
         if (ordered.count == 0) return true;
+        row.heed();
         Solver::order(ordered);
+        row.heed();
         ordered.find_threshold();
         ordered.is_alone = std::count_if(ordered.clusters, ordered.clusters + ordered.found, [&](const Cluster& c) { return ordered.counts(c); }) == 1;
         return true;
@@ -117,6 +127,7 @@ struct Clustered {
             const Cluster& cluster = ordered.clusters[c];
             if (!ordered.counts(cluster)) continue;
             const double p = ordered.probability(cluster);
+            if (c % Row<T>::LONG == 0) row.heed();
             for (int64_t k = cluster.begin; k < cluster.end; ++k) narrow(p, row.out[ordered.place[k]]);
         }
         return true;

@@ -71,36 +71,50 @@ struct Python {
 Python python = {};
 void* raised[3] = {};  // by a handler of signals: an error's kind, itself and its traceback
 
-}  // namespace
+constexpr int64_t PAUSE = 50'000'000;  // nanoseconds between two questions, for the interpreter's lock must be had for each
+int64_t next = 0;
 
-int64_t softmaxima_clock() {
+int64_t now() {
 #ifdef CLOCK_MONOTONIC_COARSE
     constexpr clockid_t clock = CLOCK_MONOTONIC_COARSE;  // read in a tenth of the time
 #else
     constexpr clockid_t clock = CLOCK_MONOTONIC;
 #endif
-    timespec now;
-    clock_gettime(clock, &now);
-    return int64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+    timespec read;
+    clock_gettime(clock, &read);
+    return int64_t(read.tv_sec) * 1'000'000'000 + read.tv_nsec;
 }
 
-__thread bool softmaxima_is_handling = false;
+}  // namespace
 
-bool softmaxima_hears() { return python.check && !softmaxima_is_handling && pthread_equal(python.thread, pthread_self()); }
+std::atomic<bool> softmaxima_is_handling{false};
+
+bool softmaxima_is_main() { return python.check && pthread_equal(python.thread, pthread_self()); }
+
+bool softmaxima_hears() { return softmaxima_is_main() && !softmaxima_is_handling; }
 
 bool softmaxima_heard() {
     if (raised[0]) return true;
+    if (now() < next) return false;
     const int lock = python.ensure();
     softmaxima_is_handling = true;
     const bool has_raised = python.check();
     softmaxima_is_handling = false;
     if (has_raised) python.fetch(&raised[0], &raised[1], &raised[2]);
     python.release(lock);
+    next = now() + PAUSE;
     return raised[0];
 }
 
-// Before any call that is to hear interrupts.
-SOFTMAXIMA_EXPORT void softmaxima_listen(const Python* it) { python = *it; }
+// Before any call that is to hear interrupts, and in the child of a fork. There a thread that forked beside the main one is the main one
+// now, and nothing is left of what that was at.
+SOFTMAXIMA_EXPORT void softmaxima_listen(const Python* it) {
+    if (!softmaxima_is_main()) {
+        softmaxima_is_handling = false;
+        raised[0] = raised[1] = raised[2] = nullptr;
+    }
+    python = *it;
+}
 
 // After a call that failed, under the interpreter's lock: raises what a handler raised, if one did.
 SOFTMAXIMA_EXPORT void softmaxima_raise() {

@@ -74,6 +74,7 @@ struct Fused {
         }
         TautString string{row, {row.first}, {row.second}};
         for (int64_t k = 1; k <= n; ++k) {
+            if (k % 65536 == 0) row.heed();
             string.extend<1>(k);
             string.extend<-1>(k);
         }

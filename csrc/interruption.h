@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -17,47 +18,76 @@ namespace SOFTMAXIMA_ISA {
 template <class T>
 T& own_of_thread() {
     static thread_local T own;
-    if (!softmaxima_is_handling) return own;
+    if (!softmaxima_is_handling.load(std::memory_order_relaxed) || !softmaxima_is_main()) return own;
     static thread_local std::unique_ptr<T> other;
     if (!other) other = std::make_unique<T>();
     return *other;
 }
 
-// Whether a piece of work is to end before it is done, for all its threads. One of them, as a rule the first, asks Python now and then.
+struct Interrupted {};  // thrown out of a task that takes long, to where tasks are shared out
+
+// Whether a piece of work is to end before it is done, for all its threads. Python's main thread, if it is one of them, asks now and then.
 class Halt {
    public:
-    // Of so many tasks, alike; the clock is read for some 256 of them.
-    explicit Halt(bool is_long, int64_t count = 1) : hears_(is_long && softmaxima_hears()), every_(1 + count / 256) {
-        if (hears_) next_ = softmaxima_clock() + PAUSE;
-    }
+    explicit Halt(bool is_long) : hears_(is_long && softmaxima_hears()) {}
+
+    // Null where nobody asks.
+    Halt* if_heard() { return hears_ ? this : nullptr; }
 
     bool is_due() {
         if (!hears_) return false;
         if (due_.load(std::memory_order_relaxed)) return true;
-        if (!softmaxima_hears() || softmaxima_clock() < next_) return false;
-        if (softmaxima_heard()) due_.store(true, std::memory_order_relaxed);
-        next_ = softmaxima_clock() + PAUSE;
-        return due_.load(std::memory_order_relaxed);
+        if (!softmaxima_hears() || !softmaxima_heard()) return false;
+        due_.store(true, std::memory_order_relaxed);
+        return true;
     }
 
-    // Before a thread's task of this number, counted by itself.
-    bool is_due_at(int64_t task) { return hears_ && (due_.load(std::memory_order_relaxed) || (task % every_ == 0 && is_due())); }
+    [[gnu::noinline, gnu::cold]] void heed() {
+        if (is_due()) throw Interrupted();
+    }
 
-    // After its last task, for so many threads: that which asks does so until all come.
-    void wait(int threads) {
+    // Before a barrier of so many threads, whose arrivals are counted there: the one that asks does so until all have come.
+    void wait(std::atomic<int>& arrived, int threads) {
         if (!hears_) return;
-        ready_.fetch_add(1);
-        while (softmaxima_hears() && ready_.load() < threads && !is_due()) sched_yield();
+        const int all = (arrived.fetch_add(1) / threads + 1) * threads;
+        while (softmaxima_hears() && arrived.load() < all && !is_due()) sched_yield();
     }
 
    private:
-    static constexpr int64_t PAUSE = 50'000'000;  // between two questions, for the interpreter's lock must be had for each
-
     const bool hears_;
-    const int64_t every_;
-    int64_t next_ = 0;  // of the thread that asks
     std::atomic<bool> due_{false};
-    std::atomic<int> ready_{0};
 };
+
+// What a task says, or false where it is interrupted: no exception may leave the threads of a team.
+template <class Task>
+bool attempt(const Task& task) {
+    try {
+        return task();
+    } catch (const Interrupted&) {
+        return false;
+    }
+}
+
+// An order that heeds interrupts, for algorithms that compare long.
+template <class Before>
+struct Heeding {
+    Before before;
+    Halt* halt;
+    unsigned* compared;
+
+    template <class A, class B>
+    bool operator()(const A& a, const B& b) const {
+        if (++*compared % 65536 == 0) halt->heed();
+        return before(a, b);
+    }
+};
+
+// body(order), which is `before` itself where nobody asks.
+template <class Before, class Body>
+void in_order(const Before& before, Halt* halt, const Body& body) {
+    if (!halt) return body(before);
+    unsigned compared = 0;
+    body(Heeding<Before>{before, halt, &compared});
+}
 
 }  // namespace SOFTMAXIMA_ISA

@@ -5,6 +5,7 @@
 // mask; all else is contiguous. A pointer that is null means: none.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 extern "C" {
@@ -304,13 +305,13 @@ struct SoftmaximaElementwise {
 
 #define SOFTMAXIMA_INTERFACE 17
 
-// In dispatch.cpp. Nanoseconds of a clock that need not be exact.
-int64_t softmaxima_clock();
-// Whether this thread runs handlers of signals, in the middle of a call.
-extern __thread bool softmaxima_is_handling;
+// In dispatch.cpp.
+// Whether Python's main thread runs handlers of signals, in the middle of a call.
+extern __attribute__((visibility("hidden"))) std::atomic<bool> softmaxima_is_handling;
+bool softmaxima_is_main();
 // Whether this is the thread in which Python runs handlers of signals, and none is run.
 bool softmaxima_hears();
-// Has Python run them there: whether one raised, which whoever called the kernel raises then.
+// Has Python run them there, if it was not asked just now: whether one raised, which whoever called the kernel raises then.
 bool softmaxima_heard();
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.

@@ -22,6 +22,7 @@ struct Workspace {
     Array<int32_t> places;        // of numbers that are not 0
     Array<uint16_t> rows, pairs;  // of bfloat16, of a block
     Array<uint16_t> hidden;       // and of all threads
+    Halt* halt = nullptr;
 
     static Workspace& of_this_thread() { return own_of_thread<Workspace>(); }
 
@@ -36,20 +37,6 @@ struct Workspace {
         hidden.release_if_large();
     }
 };
-
-// Calls body(task, workspace), and tells whether every call was true.
-template <class C, class Body>
-bool share_tasks(int64_t count, Team team, const Body& body) {
-    bool done = true;
-    Halt halt(team.is_long);
-#pragma omp parallel num_threads(team.size) reduction(&& : done) if (team.size > 1)
-    {
-        Workspace<C>& workspace = Workspace<C>::of_this_thread();
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; ++i) done = !halt.is_due() && body(i, workspace) && done;
-    }
-    return done;
-}
 
 double nanoseconds(const SoftmaximaLinear& call) { return 0.01 * double(call.rows) * double(call.classes) * double(call.features); }
 
@@ -154,7 +141,7 @@ bool score(const SoftmaximaLinear& call, T*) {
         pack_exactly(hidden, rows, features, panels);
     }
     const int64_t blocks = (classes + CLASSES - 1) / CLASSES;
-    const bool done = share_tasks<C>(blocks, team_size(call.threads, nanoseconds(call)), [&](int64_t task, Workspace<C>& memory) {
+    const bool done = share<Workspace<C>>(blocks, 1, team_size(call.threads, nanoseconds(call)), [&](int64_t task, Workspace<C>& memory) {
         const int64_t first = task * CLASSES, some = minimum(CLASSES, classes - first);
         const T* given = static_cast<const T*>(call.weight) + first * features;
         const C* weight = in_pairs ? nullptr : widened(given, some * features, memory.weight);
@@ -252,7 +239,7 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
             if (r % 2 == 0) pair[1] = 0;  // until there is another row
         }
     const Team team = team_size(linear.threads, 2 * nanoseconds(linear));
-    bool done = share_tasks<C>(slices * parts, team, [&](int64_t task, Workspace<C>& memory) {
+    bool done = share<Workspace<C>>(slices * parts, 1, team, [&](int64_t task, Workspace<C>& memory) {
         const int64_t slice = task / parts, from = task % parts * FEATURES, some = minimum(FEATURES, features - from);
         C* to = sums + slice * size + from;
         for (int64_t r = 0; size && r < rows; ++r) std::fill_n(to + r * features, some, C(0));
@@ -261,6 +248,7 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
         int32_t* places = memory.places.at_least(most + 2 * CLASSES);
         if (!tile || !places) return false;
         for (int64_t block = slice * each; block < minimum(blocks, (slice + 1) * each); ++block) {
+            if (memory.halt) memory.halt->heed();
             const int64_t first = block * CLASSES, count = minimum(CLASSES, classes - first);
             const Block<C> g{static_cast<const C*>(linear.scores) + first, classes, rows, count};
             C* weight_grad = call.weight_grad ? static_cast<C*>(call.weight_grad) + first * features + from : nullptr;

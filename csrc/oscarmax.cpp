@@ -14,7 +14,8 @@ struct Oscar {
         // In the order of the row where z is equal, so that results do not depend on how a sort is made.
         int64_t* order = row.first;
         for (int64_t k = 0; k < n; ++k) order[k] = k;
-        std::sort(order, order + n, [&](int64_t a, int64_t b) { return row.z[a] > row.z[b] || (row.z[a] == row.z[b] && a < b); });
+        const auto before = [&](int64_t a, int64_t b) { return row.z[a] > row.z[b] || (row.z[a] == row.z[b] && a < b); };
+        in_order(before, row.halt, [=](const auto& by) { std::sort(order, order + n, by); });
         for (int64_t k = 0; k < n; ++k) {
             row.sums[k] = row.z[order[k]];
             row.second[k] = row.place[order[k]];

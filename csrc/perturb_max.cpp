@@ -152,7 +152,9 @@ struct Noisy {
     static constexpr int64_t SPARE = 128;
     static constexpr int64_t MANY = 1024;  // scores, of which a node takes longer than a look at the clock
 
-    bool is_halted() const { return halt && halt->is_due(); }
+    void heed() const {
+        if (halt) halt->heed();
+    }
 };
 
 // L at a node, of the first `count` scores, and their rates.
@@ -172,7 +174,8 @@ double scan(const double* scores, int64_t count, double place, double* rates) {
 // The last z from low to high with L ≤ LOWEST, or less.
 template <class Noise, class Place>
 double lowest_node(const double* scores, const Noisy& row, double low, double high, const Place& place) {
-    for (int step = 0; step < HALVINGS && !row.is_halted(); ++step) {
+    for (int step = 0; step < HALVINGS; ++step) {
+        row.heed();
         const double middle = (low + high) / 2;
         (scan<Noise>(scores, row.count, place(middle), row.rates) <= LOWEST ? low : high) = middle;
     }
@@ -275,7 +278,7 @@ template <class Noise>
 double integrate(const Noisy& row) {
     double below_one = 0;
     const double bottom = visit_nodes(Noise(), row, [&](const double* scores, int64_t count, double place, double weight) {
-        if (row.is_halted()) return;
+        row.heed();
         const double level = exp(scan<Noise>(scores, count, place, row.rates)), share = weight * level;
         below_one += weight * (1 - level);
         for (int64_t j = 0; j < count; ++j) row.sums[j] += share * row.rates[j];
@@ -286,7 +289,7 @@ double integrate(const Noisy& row) {
 template <class Noise>
 void integrate_derivative(const Noisy& row) {
     visit_nodes(Noise(), row, [&](const double* scores, int64_t count, double place, double weight) {
-        if (row.is_halted()) return;
+        row.heed();
         const double share = weight * exp(scan<Noise>(scores, count, place, row.rates));
         double all = 0, moved = 0;
 #pragma omp simd reduction(+ : all, moved)
@@ -351,7 +354,10 @@ Found find_scores(const Row<T>& row, Scratch<compute_t<T>>& scratch, Noisy& nois
         if (u > least) index[noisy.count++] = i;
         x[i] = u;
     }
-    if (*row.theta == UNIFORM) std::sort(index, index + noisy.count, [=](int64_t a, int64_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+    if (*row.theta == UNIFORM) {
+        const auto before = [=](int64_t a, int64_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
+        in_order(before, row.halt, [&](const auto& order) { std::sort(index, index + noisy.count, order); });
+    }
     for (int64_t k = 0; k < noisy.count; ++k) {
         noisy.u[k] = x[index[k]];
         noisy.sums[k] = 0;

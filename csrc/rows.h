@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -66,10 +67,7 @@ struct Scratch {
     Array<double> gaps;
     Array<float> rough;
     Array<char> tile;
-    Halt* halt = nullptr;  // of the work that is shared out
-
-    // Whether it is to end before it is done, where one task takes long.
-    bool is_halted() { return halt && halt->is_due(); }
+    Halt* halt = nullptr;  // of the work that is shared out, if it takes long
 
     void release_if_large() {
         origins.release_if_large();
@@ -209,6 +207,15 @@ struct Row {
     int64_t n;
     int64_t index;
     T* out;
+    Halt* halt = nullptr;  // of a long row
+
+    static constexpr int64_t LONG = int64_t(1) << 16;  // a multiple of BLOCK
+
+    void heed_if_long(Halt* its) { halt = n >= LONG ? its : nullptr; }
+
+    void heed() const {
+        if (halt) halt->heed();
+    }
 
     void set_parameters(const SoftmaximaRows& rows) {
         tau = rows.taus ? rows.taus[index] : rows.tau;
@@ -219,6 +226,7 @@ struct Row {
 
     // x itself, in C and −∞ where masked.
     const C* raw(int64_t begin, int64_t length, C* buffer) const {
+        if (halt && begin % LONG == 0) halt->heed();
         if constexpr (sizeof(T) == sizeof(C)) {
             if (!mask) return x + begin;
         }
@@ -330,49 +338,69 @@ inline int thread_here() { return 0; }
 // How many threads a piece of work is worth, and whether it may take so long that interrupts are heard.
 struct Team {
     int size;
-    bool is_long;
+    double nanoseconds;
+
+    bool is_long() const { return nanoseconds > LONG_WORK; }
+
+    // So many tasks in chunks, of a millisecond or so where they take long.
+    int64_t chunk(int64_t count) const {
+        const double most = double(size) * 8;
+        return is_long() && nanoseconds > most * 1e6 ? int64_t(double(count) / nanoseconds * 1e6) + 1 : count / (int64_t(size) * 8) + 1;
+    }
 
     operator int() const { return size; }
 };
 
 // Each should have 20 µs of it, several times what waking a thread takes.
 inline Team team_size(int64_t threads, double nanoseconds) {
-    const bool is_long = nanoseconds > LONG_WORK;
 #ifdef _OPENMP
     const double most = double(threads < MAX_TEAM ? threads : MAX_TEAM), worth = nanoseconds / 20e3;
-    return {worth < 2 ? 1 : int(worth < most ? worth : most), is_long};
+    return {worth < 2 ? 1 : int(worth < most ? worth : most), nanoseconds};
 #else
     (void)threads;
-    return {1, is_long};
+    return {1, nanoseconds};
 #endif
 }
 
 inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Calls body(i, scratch) for i in [0, count), and tells whether every call was true; false where an interrupt ended that.
-template <class C, class Body>
-bool share_out(int64_t count, Team team, const Body& body) {
+// Calls body(i, memory) for i in [0, count), `chunk` of them at a time, and tells whether every call was true; false where an interrupt
+// ended that. Memory is a thread's own, and has the halt of long work, that a long task heeds.
+template <class Memory, class Body>
+bool share(int64_t count, int64_t chunk, Team team, const Body& body) {
     bool done = true;
-    if (!team.is_long && team.size == 1) {
-        Scratch<C>& scratch = Scratch<C>::of_this_thread();
-        for (int64_t i = 0; i < count; ++i) done = body(i, scratch) && done;
-        scratch.release_if_large();
+    Memory& own = Memory::of_this_thread();
+    if (own.halt || (!team.is_long() && team.size == 1)) {  // within a task, or short
+        for (int64_t i = 0; i < count; ++i) done = body(i, own) && done;
+        own.release_if_large();
         return done;
     }
-    const int64_t chunk = count / (int64_t(team.size) * (team.is_long ? 64 : 8)) + 1;
-    Halt halt(team.is_long, count);
+    Halt halt(team.is_long());
+    std::atomic<int> arrived{0};
+    const int64_t chunks = (count + chunk - 1) / chunk;
 #pragma omp parallel num_threads(team.size) reduction(&& : done) if (team.size > 1)
     {
-        Scratch<C>& scratch = Scratch<C>::of_this_thread();
-        scratch.halt = &halt;
-        int64_t begun = 0;
-#pragma omp for schedule(dynamic, chunk) nowait
-        for (int64_t i = 0; i < count; ++i) done = !halt.is_due_at(begun++) && body(i, scratch) && done;
-        halt.wait(threads_here());
-        scratch.halt = nullptr;
-        scratch.release_if_large();
+        Memory& memory = Memory::of_this_thread();
+        memory.halt = halt.if_heard();
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t c = 0; c < chunks; ++c) {
+            done = !halt.is_due() && attempt([&] {
+                bool all = true;
+                for (int64_t i = c * chunk; i < minimum(c * chunk + chunk, count); ++i) all = body(i, memory) && all;
+                return all;
+            }) && done;
+        }
+        halt.wait(arrived, threads_here());
+#pragma omp barrier
+        memory.halt = nullptr;
+        memory.release_if_large();
     }
     return done && !halt.is_due();
+}
+
+template <class C, class Body>
+bool share_out(int64_t count, Team team, const Body& body) {
+    return share<Scratch<C>>(count, team.chunk(count), team, body);
 }
 
 template <class T>
@@ -493,9 +521,9 @@ bool fill_with_zeros(const Row<T>& row) {
 template <class T, class Kernel>
 [[gnu::noinline]] bool whole_row(const Kernel& kernel, Row<T> row, Scratch<compute_t<T>>& scratch) {
     typename Kernel::Part part;
+    row.heed_if_long(scratch.halt);
     if (Kernel::anchored) row.find_anchor(scratch);
-    return kernel.scan(row, 0, row.n, part, scratch) && !scratch.is_halted() && kernel.finish(row, &part, 1, scratch) &&
-           kernel.emit(row, 0, row.n, part, scratch);
+    return kernel.scan(row, 0, row.n, part, scratch) && kernel.finish(row, &part, 1, scratch) && kernel.emit(row, 0, row.n, part, scratch);
 }
 
 template <class T, class Kernel>
@@ -504,6 +532,7 @@ bool split_row(const Kernel& kernel, const Row<T>& row, int team, Halt& halt) {
     auto& storage = own_of_thread<std::array<typename Kernel::Part, MAX_TEAM>>();
     typename Kernel::Part* parts = storage.data();  // the caller's, in every thread
     double tops[MAX_TEAM];
+    std::atomic<int> arrived{0};
     bool done = true;
 #pragma omp parallel num_threads(team) reduction(&& : done)
     {
@@ -513,18 +542,24 @@ bool split_row(const Kernel& kernel, const Row<T>& row, int team, Halt& halt) {
         const int64_t begin = minimum(i * length, row.n), end = minimum(begin + length, row.n);
         Scratch<C>& scratch = Scratch<C>::of_this_thread();
         Row<T> own = row;
+        own.heed_if_long(halt.if_heard());
         if (Kernel::anchored && row.tau != 1.0) {
-            tops[i] = row.largest(begin, end, scratch);
+            tops[i] = NOTHING;
+            done = attempt([&] { return tops[i] = own.largest(begin, end, scratch), true; });
+            halt.wait(arrived, count);
 #pragma omp barrier
             double top = tops[0];
             for (int k = 1; k < count; ++k) top = tops[k] > top ? tops[k] : top;
             own.anchor_at(top);
         }
-        done = kernel.scan(own, begin, end, parts[i], scratch);
+        done = done && attempt([&] { return kernel.scan(own, begin, end, parts[i], scratch); });
+        halt.wait(arrived, count);
 #pragma omp barrier
-#pragma omp single
-        done = kernel.finish(own, parts, count, scratch) && done;
-        done = !halt.is_due() && kernel.emit(own, begin, end, parts[i], scratch) && done;
+        // By the caller, which hears interrupts. After one parts may be unfinished.
+        if (i == 0) done = !halt.is_due() && attempt([&] { return kernel.finish(own, parts, count, scratch); }) && done;
+#pragma omp barrier
+        done = !halt.is_due() && attempt([&] { return kernel.emit(own, begin, end, parts[i], scratch); }) && done;
+        halt.wait(arrived, count);
         scratch.release_if_large();
     }
     return done;
@@ -578,6 +613,7 @@ bool transposed(const SoftmaximaRows& rows, const T* const* inputs, int count, T
             row.index = index;
             row.set_parameters(rows);
             row.out = out ? results + j * n : nullptr;
+            row.heed_if_long(scratch.halt);
             const T* others[3] = {};
             for (int a = 0; a < count; ++a) others[a] = inputs[a] ? arrays + (a + 2) * size + j * n : nullptr;
             done = body(row, others, scratch) && done;
@@ -598,7 +634,9 @@ bool for_each_whole_row(const SoftmaximaRows& rows, const T* const* inputs, int 
     return share_out<C>(total, team, [&](int64_t index, Scratch<C>& scratch) {
         const T* others[3] = {};
         for (int a = 0; a < count; ++a) others[a] = inputs[a] ? inputs[a] + index * rows.n : nullptr;
-        return body(row_of<T>(rows, index, out), others, scratch);
+        Row<T> row = row_of<T>(rows, index, out);
+        row.heed_if_long(scratch.halt);
+        return body(row, others, scratch);
     });
 }
 
@@ -609,7 +647,7 @@ bool for_each_contiguous_row(const SoftmaximaRows& rows, void* out, const Kernel
     const Team team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(rows.n));
     if (rows.outer < team && rows.n >= 16 * BLOCK) {
         bool done = true;
-        Halt halt(team.is_long);
+        Halt halt(team.is_long());
         for (int64_t index = 0; index < rows.outer && !halt.is_due(); ++index) done = split_row(kernel, row_of<T>(rows, index, out), team, halt) && done;
         return done && !halt.is_due();
     }

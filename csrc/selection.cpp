@@ -225,7 +225,7 @@ struct TopP : Selection<T> {
 
     // Scores that are all lower than those of the mass `above`, and include that at which the share is met: it becomes the lowest.
     static void keep(const Row<T>& row, C* values, int64_t count, double above, double target, Kept<C>& kept) {
-        std::sort(values, values + count, Descending<C>());
+        in_order(Descending<C>(), row.halt, [=](const auto& by) { std::sort(values, values + count, by); });
         for (int64_t i = 0; i < count && (above < target || i == 0);) {
             const double weight = weigh(row, values[i], kept.origin);
             kept.lowest = values[i];

@@ -32,7 +32,7 @@ PyObject* dtypes[4];  // in the order of kernels.h
 PyObject *empty_like, *empty_array, *threads, *forward_mode;
 PyObject *dispatched, *tracing, *transforming, *learning, *autocast;
 PyObject* fail;
-bool failed;  // a kernel, of which an error tells that is nobody's refusal
+thread_local bool failed;  // a kernel, of which an error tells that is nobody's refusal
 
 // An owned reference.
 class Owned {
