@@ -80,10 +80,10 @@ def hessian_vector_product(loss: Callable[[Tensor], Tensor], x: Array, v: Array)
     if not callable(loss):
         raise TypeError(f"{name}: loss must be a function of a tensor, got {type(loss).__name__}")
     point, direction = as_scores(name, x, "x"), as_scores(name, v, "v")
-    if point.shape != direction.shape or point.dtype != direction.dtype:
+    if point.shape != direction.shape or point.dtype != direction.dtype or point.device != direction.device:
         raise ValueError(
-            f"{name}: x and v must have one shape and dtype, got {tuple(point.shape)} {point.dtype} and "
-            f"{tuple(direction.shape)} {direction.dtype}"
+            f"{name}: x and v must have one shape and dtype, and one device, got {tuple(point.shape)} {point.dtype} {point.device} "
+            f"and {tuple(direction.shape)} {direction.dtype} {direction.device}"
         )
 
     def number(z: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.core.public import OF_LOSSES, public
+from softmaxima.core.public import _OF_OTHERS, OF_LOSSES, public
 
 ROOMS = [*vars(sm)["_ROOMS"], *vars(sm)["_APART"], "compat.entmax"]
 # What functions return, and what only has subclasses: nobody calls these constructors.
@@ -176,6 +176,87 @@ def test_raw_errors_are_explained_by_annotations_and_by_what_was_called():
             call()
     with pytest.raises(ZeroDivisionError):  # what the arguments do not explain stays as it is
         made(2.0, lambda x: 1 / 0)
+
+
+def test_methods_of_other_libraries_on_ours_are_told_too():
+    for made in (sm.Classifier, sm.TemperatureCalibrator, sm.policy.Policy, sm.graph.MapAggregation):
+        for owner in made.__mro__:
+            if f"{owner.__module__}.{owner.__qualname__}" in _OF_OTHERS:
+                own = {
+                    name
+                    for name, found in vars(owner).items()
+                    if inspect.isfunction(found) and (name[0] != "_" or name == "__call__")
+                }
+                assert own
+                assert all("tells" in vars(getattr(made, name)) for name in own), own
+
+
+# What stands in the place of an argument, whatever that is: no function has it wrong in silence, nor fails in words of another.
+WRONG = {
+    "string": "no such thing",
+    "bytes": b"ab",
+    "object": object(),
+    "NaN": float("nan"),
+    "of no entry": torch.zeros(0),
+    "of another shape": torch.ones(7, 5),
+    "float8": torch.ones(2, 3).to(torch.float8_e4m3fn),
+    "without memory": torch.ones(2, 3, device="meta"),
+    "objects": np.full((2, 3), None),
+    "fields": np.zeros((2, 3), [("a", "f4")]),
+    "of no axis": np.array(2.0),
+    "strings": np.array(["a", "b"]),
+    "module": torch.nn.Linear(3, 3),
+}
+SCORES, LABELS, FEATURES = torch.tensor([[0.1, -0.3, 0.5], [0.2, 0.0, -0.4]]), torch.tensor([0, 2]), torch.ones(2, 4)
+HEADS = (torch.ones(1, 2, 5, 4),) * 3
+GIVEN: dict[str, Any] = {
+    "x": SCORES, "X": SCORES, "input": SCORES, "target": LABELS, "labels": LABELS, "logits": SCORES, "index": torch.tensor([0, 1]),
+    "query": HEADS[0], "key": HEADS[0], "value": HEADS[0], "map": "softmax", "q": SCORES, "y": SCORES, "lower": SCORES,
+    "upper": SCORES + 1, "radius": 0.1, "hidden": FEATURES, "weight": torch.ones(3, 4), "k": 2, "in_features": 4, "classes": 3,
+    "samples": 2, "sampler": "uniform", "init": 2.0, "last": 1.0, "total": 3, "factor": 0.5, "ratio": 1.0, "layers": 2,
+    "entropy": 0.5, "scores": SCORES, "f": lambda draws: draws.square().sum(-1), "solver": lambda z: z.argmax(-1),
+    "in_channels": 4, "out_channels": 2, "embed_dim": 4, "num_heads": 2, "reward": SCORES, "discount": 0.5, "W": torch.ones(50, 4),
+    "transition": torch.full((2, 3, 2), 0.5), "queries": FEATURES, "items": FEATURES, "level": 0.5, "proportion": 0.2,
+}  # fmt: skip
+GRAPH = {"x": torch.ones(3, 4), "edge_index": torch.tensor([[0, 1], [1, 2]])}
+CALLED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Policy.sample_n": (lambda **o: sm.policy.Policy(SCORES).sample_n(**o), {"n": 2}),
+    "Policy.expand": (lambda **o: sm.policy.Policy(SCORES).expand(**o), {"batch_shape": (2,)}),
+    "MapAggregation": (lambda **o: sm.graph.MapAggregation()(**o), {"x": FEATURES, "index": LABELS, "dim_size": 3, "dim": -2}),
+    "MapGATConv": (lambda **o: sm.graph.MapGATConv(4, 2)(**o), {**GRAPH, "edge_attr": None}),
+    "MapTransformerConv": (
+        lambda **o: sm.graph.MapTransformerConv(4, 2, edge_dim=3)(**o),
+        {**GRAPH, "edge_attr": torch.ones(2, 3)},
+    ),
+    "LayerwiseTemperature.of": (lambda **o: sm.LayerwiseTemperature(1.0, 1.0, 2).of(**o), {"layer": 1}),
+    "TemperatureCalibration.scores": (
+        lambda **o: sm.calibrate_temperature(torch.eye(3).repeat(3, 1), LABELS.repeat(5)[:9] * 0 + torch.arange(9) % 3).scores(**o),
+        {"x": SCORES},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*sample_n")
+def test_every_wrong_argument_is_told_by_the_name_of_the_function():
+    """A raw error of torch, NumPy or another library is none that names what people called."""
+    called = dict(CALLED)
+    for name, function in CALLABLES.items():
+        known = arguments(function)
+        base = {each.name: GIVEN[each.name] for each in known if each.default is each.empty and each.name in GIVEN}
+        whole = len(base) == sum(each.default is each.empty for each in known)
+        if whole and not name.startswith(("dask", "distributed", "secure", "integrations", "compat", "losses.", "maps.")):
+            called[name] = function, {each.name: each.default for each in known if each.default is not each.empty} | base
+    raw = {}
+    for name, (function, base) in called.items():
+        fits = {what: value for what, value in base.items() if value is not None or what == "edge_attr"}
+        for what in fits:
+            for kind, wrong in WRONG.items():
+                try:
+                    function(**{**fits, what: wrong})
+                except (TypeError, ValueError, IndexError, RuntimeError, OSError) as error:
+                    if not re.match(r"[\w.]+: ", str(error)):
+                        raw[name, what, kind] = repr(error)
+    assert not raw
 
 
 @pytest.mark.parametrize("blocks", [b"abc", "12", {1: 2}, np.array(1.0), np.ma.masked_array([1.0, 2.0], [False, True])], ids=str)

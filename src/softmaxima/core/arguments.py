@@ -57,6 +57,10 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
         repair = "call .astype(numpy.float64)"
         if array.dtype.kind in "US" or (array.dtype.kind == "O" and any(isinstance(each, str) for each in array.flat)):
             repair = "number what they name: numpy.unique(…, return_inverse=True)[1] does so in the order of the alphabet"
+        elif array.dtype.names:
+            repair = f"take one of its fields, such as [{array.dtype.names[0]!r}]"
+        elif what == "where":
+            repair = "call .astype(bool)"
         raise TypeError(f"{name}: torch has no dtype for {what} of NumPy dtype {array.dtype}; {repair}") from None
 
 
@@ -78,6 +82,8 @@ def _dense(name: str, what: str, x: Tensor) -> Tensor:
             f"{name}: {what} must not be a quantised tensor, got {x.dtype}; call .dequantize(), or take quantized_logsumexp or "
             "quantized_softmax of .int_repr()"
         )
+    if str(x.dtype).startswith("torch.float8"):
+        raise TypeError(f"{name}: {what} must not be of {x.dtype}, in which torch does not compute; call .float()")
     if is_compiling():  # which cannot ask; the kernels resolve what comes to them
         return x
     if x._is_zerotensor():  # which has no memory
@@ -177,24 +183,24 @@ def check_place(name: str, device: Any, dtype: Any) -> dict[str, Any]:
         raise (ValueError if is_name else TypeError)(f"{name}: device must be one that torch has here, got {got}") from None
 
 
-def check_dim(name: str, dim: Any, ndim: int) -> int:
+def check_dim(name: str, dim: Any, ndim: int, what: str = "dim") -> int:
     """`dim` as a non-negative axis."""
-    dim = check_axis(name, dim)
+    dim = check_axis(name, dim, what)
     ndim = max(ndim, 1)
     if not -ndim <= dim < ndim:
-        raise IndexError(f"{name}: dim must be in [{-ndim}, {ndim - 1}] for scores of {ndim} dimensions, got {dim}")
+        raise IndexError(f"{name}: {what} must be in [{-ndim}, {ndim - 1}] for scores of {ndim} dimensions, got {dim}")
     return dim % ndim
 
 
-def check_dims(name: str, dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+def check_dims(name: str, dim: int | Sequence[int], ndim: int, what: str = "dim") -> tuple[int, ...]:
     """`dim` as non-negative axes, which count as one."""
     if type(dim) is int:
-        return (check_dim(name, dim, ndim),)
-    if dim is None or isinstance(dim, str):
-        raise TypeError(f"{name}: dim must be an int or a tuple of ints, got {dim!r}; tuple(range(x.ndim)) takes all")
-    dims = tuple(check_dim(name, d, ndim) for d in (dim if isinstance(dim, Sequence) else (dim,)))
+        return (check_dim(name, dim, ndim, what),)
+    if dim is None or isinstance(dim, (str, bytes)):
+        raise TypeError(f"{name}: {what} must be an int or a tuple of ints, got {dim!r}; tuple(range(x.ndim)) takes all")
+    dims = tuple(check_dim(name, d, ndim, what) for d in (dim if isinstance(dim, Sequence) else (dim,)))
     if not dims or len(set(dims)) < len(dims):
-        raise ValueError(f"{name}: dim must name each axis once, and at least one; got {dim}")
+        raise ValueError(f"{name}: {what} must name each axis once, and at least one; got {dim}")
     return dims
 
 
@@ -352,15 +358,15 @@ def cast_to(kind: str, x: Any) -> str:
     return f"{kind}()" if isinstance(x, Tensor) else f"astype({kind})"
 
 
-def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
+def check_where(name: str, where: Any, x: Tensor, what: str = "where") -> Tensor | None:
     """A boolean mask of x's rank that broadcasts to x."""
     if where is None:
         return None
-    mask = as_tensor(name, "where", where)
+    mask = as_tensor(name, what, where)
     if mask.dtype != torch.bool:
         raise TypeError(
-            f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.{cast_to('bool', where)}"
+            f"{name}: {what} must be boolean (True keeps a score), got {mask.dtype}; call {what}.{cast_to('bool', where)}"
         )
     if not broadcasts(mask, sizes(x)):
-        raise ValueError(f"{name}: where must broadcast to the scores' shape {sizes(x)}, got {sizes(mask)}")
-    return _of_rank(check_device(name, "where", mask, x), x.ndim)
+        raise ValueError(f"{name}: {what} must broadcast to the scores' shape {sizes(x)}, got {sizes(mask)}")
+    return _of_rank(check_device(name, what, mask, x), x.ndim)

@@ -220,16 +220,16 @@ def described(value: Any, wanted: str = "a number") -> str:
     return f"{shown(value) if isinstance(value, number) else type(value).__name__}; pass {wanted}"
 
 
-def check_axis(name: str, dim: Any) -> int:
-    """`dim` as an int, whatever the number of axes."""
+def check_axis(name: str, dim: Any, what: str = "dim") -> int:
+    """`dim`, an argument called `what`, as an int, whatever the number of axes."""
     if isinstance(dim, float) or callable(dim):
         given = dim if isinstance(dim, float) else f"the function {getattr(dim, '__name__', dim)}"
-        raise TypeError(f"{name}: dim must be an int, got {given}; pass an int, and other arguments by name")
+        raise TypeError(f"{name}: {what} must be an int, got {given}; pass an int, and other arguments by name")
     if isinstance(dim, (tuple, list)):
         raise TypeError(
-            f"{name}: dim must be an int here, got {type(dim).__name__} {dim}; make one axis of these, as x.flatten(1, 2) does"
+            f"{name}: {what} must be an int here, got {type(dim).__name__} {dim}; make one axis of these, as x.flatten(1, 2) does"
         )
-    return check_int(name, "dim", dim)
+    return check_int(name, what, dim)
 
 
 def check_axes(name: str, dim: Any) -> int | tuple[int, ...]:

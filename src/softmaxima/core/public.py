@@ -6,12 +6,13 @@ import functools
 import inspect
 import re
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from softmaxima.core.numbers import as_number, check_flag, described, is_bool, nearest
+from softmaxima.core.numbers import InputError, as_number, check_flag, described, is_bool, nearest
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 
@@ -24,7 +25,8 @@ SYNONYMS = (
     ("x", "input", "logits", "scores", "a", "X", "shard", "inputs", "hidden", "features"),
     ("y", "other", "x2"),
     ("target", "labels", "label", "targets", "y_true", "y"),
-    ("class_weight", "weight", "weights", "sample_weight"),
+    ("class_weight", "weight", "weights"),
+    ("sample_weight", "class_weight", "weight", "weights"),
     ("k", "top_k", "topk"),
     ("p", "top_p", "topp", "min_p", "minp"),
     ("generator", "seed", "rng", "random_state"),
@@ -59,7 +61,19 @@ SYNONYMS = (
     ("patience", "n_iter_no_change"),
     ("hidden", "hidden_layer_sizes"),
 )
-MEANINGS = {"where": ", whose True keeps a score"}
+MEANINGS = {"where": ", whose True keeps a score", "sample_weight": ", one number for each row"}
+# Options of maps, as a function that takes `map=` has them.
+OF_MAPS = {
+    "alpha": "entmax",
+    "beta": "elastic_softmax",
+    "gamma": "fusedmax",
+    "eps": "eps_softmax",
+    "k": "topk_softmax",
+    "p": "topp_softmax",
+    "budget": "budget_sparsemax",
+    "order": "taylor_softmax",
+    "noise": "perturb_max",
+}
 # Options of losses, as a function that takes `loss=` has them.
 OF_LOSSES = {
     "alpha": '("entmax", 1.3)',
@@ -76,7 +90,9 @@ def unknown_argument(name: str, got: str, known: Iterable[str], of: str = "it", 
     """That `of`, which takes the arguments in `known`, has none called `got`; `free` are those that may be meant."""
     takes = [each for each in known if not each.startswith("_")]
     free = takes if free is None else free
-    hint, taken = meant(got, free), f"{of} takes: {', '.join(takes) or 'none'}"
+    of_another = of == "map 'softmax'" and got in OF_MAPS  # softmax is what there is where no map is named
+    hint = f'; it goes with a map that has it, as in map="{OF_MAPS[got]}", {got}=…' if of_another else meant(got, free)
+    taken = f"{of} takes: {', '.join(takes) or 'none'}"
     text = f"{name}: unknown argument {got!r}{hint}"
     error = TypeError(f"{text}; {taken}" if not hint.endswith("?") else f"{text} ({taken})" if takes else text)
     if not is_compiling():  # which cannot trace it
@@ -93,6 +109,8 @@ def add_names(error: TypeError, options: Mapping[str, Any], own: Iterable[str]) 
 
 def meant(got: str, every: Sequence[str]) -> str:
     """The one of these arguments that `got` is another name of, a slip of, or goes with, as the end of a sentence."""
+    if got == "sample_weight" and got not in every and "reduction" in every:
+        return '; with reduction="none" there is one loss a row, for you to weigh'
     own = next((own for own in every if any(got in group and own in group for group in SYNONYMS)), None)
     if own is not None:
         return f"; did you mean {own!r}{MEANINGS.get(own, '')}?"
@@ -115,20 +133,29 @@ def public(what: Public) -> Public:
         name = _name(what)
         return telling(what, lambda first: name)
     for owner in what.__mro__:
-        for method, found in [*vars(owner).items()] if owner.__module__.startswith("softmaxima.") else ():
+        inherited = f"{owner.__module__}.{owner.__qualname__}" in _OF_OTHERS
+        for method, found in [*vars(owner).items()] if inherited or owner.__module__.startswith("softmaxima.") else ():
+            if inherited and getattr(what, method) is not found:
+                continue
             kind = type(found) if isinstance(found, (classmethod, staticmethod)) else None
             function = found.__func__ if kind else found
             if not inspect.isfunction(function) or "tells" in vars(function) or (method[0] == "_" and method not in _CALLS):
                 continue
             after = "" if method in _CALLS or method == "forward" else f".{method}"
-            named = functools.partial(_name_of, owner, kind, after)
+            named = functools.partial(_name_of, what if inherited else owner, kind, after)
             of_estimator = method == "__init__" and hasattr(owner, "get_params")  # they check when they fit
             told = telling(function, named, skipped=int(kind is not staticmethod), checks_flags=not of_estimator)
-            setattr(owner, method, kind(told) if kind else told)
+            setattr(what if inherited else owner, method, kind(told) if kind else told)
     return what  # type: ignore[return-value]
 
 
 _CALLS = ("__init__", "__call__")
+# Classes of other libraries whose methods people call on ours, where they are told as our own.
+_OF_OTHERS = {
+    "sklearn.base.ClassifierMixin",
+    "torch.distributions.distribution.Distribution",
+    "torch_geometric.nn.aggr.base.Aggregation",
+}
 
 
 def _name(what: Any) -> str:
@@ -157,7 +184,7 @@ def telling(function: Any, name: Callable[[Any], str], skipped: int = 0, checks_
 
     def error(first: Any, more: Sequence[Any], others: Iterable[str], values: Sequence[Any]) -> TypeError:
         if more:
-            return _more_than(name(first), more, own, by_name)
+            return _more_than(name(first), more, own, {p.name: p.annotation for p in named})
         missing = [each for each, value in zip(needed, values, strict=True) if value is ...]
         free = [*missing, *optional]
         unknown = [each for each in others if not options or meant(each, free)]
@@ -212,29 +239,52 @@ def _default(parameter: inspect.Parameter) -> Any:
     return ... if parameter.default is parameter.empty else parameter.default
 
 
-def _more_than(name: str, values: Sequence[Any], own: Sequence[str], named: Sequence[str]) -> TypeError:
+def _more_than(name: str, values: Sequence[Any], own: Sequence[str], named: Mapping[str, Any]) -> TypeError:
     """Of arguments too many, `values`, which came without a name. A dtype among them is the one of torch's functions."""
     dtype = next((each for each in values if type(each).__name__ == "dtype" and "dtype" in named), None)
     value = values[0] if dtype is None else dtype
     shown = isinstance(value, (bool, int, float, str, type(None))) or value is dtype
-    got, written = (repr(value), repr(value)) if shown else (getattr(value, "__name__", f"a {type(value).__name__}"), "…")
-    named = [each for each in named if not each.startswith("_")]
-    if not named:
+    got = repr(value) if shown else getattr(value, "__name__", f"a {type(value).__name__}")
+    free = [each for each in named if not each.startswith("_")]
+    if not free:
         return TypeError(f"{name}: takes {len(own)} arguments, {', '.join(own)}; got {got} beyond them")
     after = f"arguments after {own[-1]}" if own else "arguments"
-    others = ", ".join(f"{each}=…" for each in named[1:]) if dtype is None else ""
-    named = named if dtype is None else ["dtype"]
-    return TypeError(f"{name}: {after} must be named, got {got}; write {named[0]}={written}{others and ' or ' + others}")
+    meant = [each for each in free if _may_be(value, str(named[each]), each)] if dtype is None else ["dtype"]
+    is_whole = shown and meant and (not isinstance(value, (int, float)) or value > 0 or meant[0] == "dim" or value is False)
+    write = [f"{meant[0]}={value!r}" if is_whole else f"{meant[0]}=…"] if meant else []
+    write += [f"{each}=…" for each in free if each not in meant[:1]] if dtype is None else []
+    more = f" or {', '.join(write[1:])}" if write[1:] else ""
+    return TypeError(f"{name}: {after} must be named, got {got}; write {write[0]}{more}")
+
+
+def _may_be(value: Any, annotation: str, what: str) -> bool:
+    """Whether a value is of a kind that an annotation names; a negative int is an axis where there is one."""
+    if isinstance(value, int) and value is not True and value is not False and value < 0:
+        return what in ("dim", "ignore_index")
+    kinds: dict[type, tuple[str, ...]] = {
+        bool: ("bool",), int: ("int", "float"), float: ("float",), str: ("str", "Literal", "AnyMap"), type(None): ("None",)
+    }  # fmt: skip
+    words = kinds.get(type(value), ("Array", "Tensor") if hasattr(value, "shape") else ("Callable",) if callable(value) else ())
+    return any(re.search(rf"\b{word}\b", annotation) for word in words)
 
 
 def explain(function: Callable[..., Any], name: str, error: Exception, given: Mapping[str, Any]) -> None:
-    """Raise TypeError of the argument that its annotation does not allow, or whose call failed, where an error is not our own."""
-    if re.match(r"[\w.]+: ", str(error)) or is_compiling():
+    """Say of an error that is not our own which argument its annotation does not allow, whose call failed, or what came.
+
+    What other code than that of libraries raises, such as a function that was given, stays as it is.
+    """
+    if is_compiling() or isinstance(error, Warning):
         return
+    raw = vars(error).get("raw")  # of a public function that this one calls, whose name nobody called
+    if raw is None and re.match(r"[\w.]+: ", str(error)):
+        _tell_of_order(error, given)
+        return
+    hints = {what: parameter.annotation for what, parameter in inspect.signature(function).parameters.items()}
     for what, value in given.items():
-        hint = inspect.signature(function).parameters[what].annotation
+        if hints[what] is inspect.Parameter.empty:
+            continue
         try:
-            hint = eval(hint, function.__globals__) if isinstance(hint, str) else hint
+            hint = eval(hints[what], function.__globals__) if isinstance(hints[what], str) else hints[what]
             wrong = not _fits(hint, value)
         except (NameError, AttributeError, TypeError):  # of types that only checkers import
             wrong = False
@@ -243,6 +293,72 @@ def explain(function: Callable[..., Any], name: str, error: Exception, given: Ma
         called = [getattr(value, "forward", value)] if isinstance(error, TypeError) and callable(value) else []
         if any(str(error).startswith(f"{getattr(each, '__qualname__', None)}() ") for each in called):
             raise TypeError(f"{name}: {what} cannot be called as it is here, {error}; give one with these arguments") from error
+    if isinstance(error, InputError) or not _is_of_libraries(error):
+        return
+    for what, value in given.items():
+        dtype = str(getattr(value, "dtype", ""))
+        if getattr(value, "is_meta", False):
+            raise ValueError(
+                f"{name}: {what} must hold values here, got a meta tensor, which has a shape alone; give one with memory"
+            ) from error
+        if dtype.startswith("torch.float8"):
+            raise TypeError(f"{name}: {what} must not be of {dtype}, in which torch does not compute; call .float()") from error
+        if "requires grad" in str(error) and getattr(value, "requires_grad", False):
+            raise ValueError(f"{name}: {what} must not require a gradient here; call .detach()") from error
+    came = ", ".join(f"{what} {brief}" for what, value in given.items() if (brief := _brief(value, hints[what])))
+    first = "more memory was asked for than there is: " * bool(re.search("allocat|Storage size|MemoryError", repr(error)))
+    raw = raw or str(error).rstrip(".") or type(error).__name__
+    text = f"{name}: {first}{raw}{came and '; got '}{came}"
+    if type(error) not in (AssertionError, AttributeError, KeyError) and error.args == (str(error),):
+        error.args = (text,)  # of the type that it has
+        vars(error)["raw"] = raw
+    else:
+        kinds = (TypeError, ValueError, IndexError, MemoryError, NotImplementedError, RuntimeError)
+        told = next((kind for kind in kinds if isinstance(error, kind)), ValueError)(text)
+        vars(told)["raw"] = raw
+        raise told from error
+
+
+def _tell_of_order(error: Exception, given: Mapping[str, Any]) -> None:
+    """Asks of scores that are refused whether they stand in the place of what they are compared with."""
+    first, target = next(iter(given), None), next((each for each in ("target", "labels") if each in given), None)
+    if first is None or target is None or not isinstance(error, TypeError) or target in str(error):
+        return
+    kinds = [str(getattr(given[each], "dtype", "")).removeprefix("torch.") for each in (first, target)]
+    if kinds[0].startswith(("int", "uint")) and kinds[1].startswith("float"):
+        error.args = (f"{error}; or exchange {first} and {target}, of which {first} comes first",)
+
+
+_LIBRARIES = {
+    "softmaxima",
+    "torch",
+    "torch_geometric",
+    "numpy",
+    "sklearn",
+    "scipy",
+    "dask",
+    "opendp",
+    "faiss",
+    "toolz",
+    "typing_extensions",
+}
+
+
+def _is_of_libraries(error: Exception) -> bool:
+    """Whether an error of Python, NumPy or scikit-learn comes out of code of libraries alone."""
+    if type(error).__module__.partition(".")[0] not in ("builtins", "numpy", "sklearn") or isinstance(error, OSError):
+        return False
+    roots = {frame.f_globals.get("__name__", "softmaxima").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return roots <= _LIBRARIES | sys.stdlib_module_names - {"__main__"}
+
+
+def _brief(value: Any, hint: Any) -> str:
+    """Of what came the dtype and shape of arrays, and numbers where these are asked for; nothing else that it holds."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    words = hint if isinstance(hint, str) else getattr(hint, "__name__", "")
+    is_asked = re.fullmatch(r"((int|float|bool|None)( \| )?)+", words)
+    return str(value) if is_asked and isinstance(value, (bool, int, float)) else ""
 
 
 def _fits(hint: Any, value: Any) -> bool:

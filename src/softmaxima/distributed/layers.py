@@ -46,6 +46,7 @@ class ShardedHead(WithOptions, nn.Module):
         super().__init__()
         name = self._name
         self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
+        classes, in_features = self.classes, self.in_features
         place = check_place(name, device, dtype)
         ranks = ranks_of(name, group)
         is_meta = place["device"].type == "meta"  # for ranks that have memory there later

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import check_per_row, moved_last
+from softmaxima.core.arguments import broadcasts, check_per_row, moved_last
 from softmaxima.core.blocks import State, joined
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
@@ -99,6 +99,12 @@ def shared_loss(
         )
         options = found.complete({**own, **options}, name)
         check_constants(name, {"temperature": tau, **options})
+        of_rows = (*sizes(batch.rows)[:-1], 1)
+        for what, value in options.items():
+            if isinstance(value, Tensor) and not broadcasts(value, of_rows):
+                raise ValueError(
+                    f"{name}: {what} must be a number, or a tensor that broadcasts to {of_rows}, got shape {tuple(value.shape)}"
+                )
         bound = bind_to(batch, found, options, ignore_index, tau)
     agreement = ranks.agree(
         name, batch.rows.shape[-1], alike_of_batch(batch, ignore_index, {"loss": found, "temperature": tau, **options})

@@ -19,9 +19,10 @@ import torch
 import torch_geometric
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import check_count, check_flag, check_int
+from softmaxima.core.numbers import check_count, check_flag, check_int, described
 from softmaxima.core.public import add_names, public
 from softmaxima.graph.neighbours import NotScripted, first_numbers, held_map, over_neighbours, restore, said_map, segments_of
 from softmaxima.maps import MapModule
@@ -85,9 +86,55 @@ def _of_edges(method: Callable[..., Any]) -> Callable[..., Any]:
                 f"{type(self).__name__}: edge_index must be [2, edges], the node that each edge comes from and the one it goes to, "
                 f"got shape {tuple(edge_index.shape)}; {repair}"
             )
+        if pairs and edge_index.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"{type(self).__name__}: edge_index must be of int64, got {edge_index.dtype}; call edge_index.long()")
+        _check_nodes(self, x)
+        if pairs:
+            _check_attributes(self, signature.bind(self, x, edge_index, *options, **more).arguments.get("edge_attr"), edge_index)
         return method(self, x, edge_index, *options, **more)
 
+    signature = inspect.signature(method)
     return forward
+
+
+def _check_nodes(layer: Any, x: Any) -> None:
+    """Features of the nodes, or of those that edges come from and those that they go to."""
+    name, widths = type(layer).__name__, layer.in_channels
+    both = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x,)
+    widths = widths if isinstance(widths, (tuple, list)) else (widths, widths)
+    own = next((each.dtype for each in layer.parameters() if not isinstance(each, UninitializedParameter)), None)
+    for each, width in zip(both, widths, strict=False):
+        if each is None and each is not both[0]:
+            continue
+        if not isinstance(each, Tensor):
+            raise TypeError(f"{name}: x must be a tensor [nodes, features] or a pair of them, got {described(each, 'a tensor')}")
+        if each.ndim != 2 or (width >= 0 and each.shape[1] != width):
+            wanted = width if width >= 0 else "features"
+            raise ValueError(
+                f"{name}: x must be [nodes, {wanted}], got shape {tuple(each.shape)}; in_channels is the number of features"
+            )
+        if own is not None and each.dtype != own and not torch.is_autocast_enabled(each.device.type):
+            raise TypeError(f"{name}: x must be of the layer's {own}, got {each.dtype}; call x.to({own}), or convert the layer")
+
+
+def _check_attributes(layer: Any, edge_attr: Any, edge_index: Tensor) -> None:
+    """Numbers of each edge, of a layer that takes some."""
+    name, edges, width = type(layer).__name__, edge_index.shape[1], layer.edge_dim
+    if edge_attr is None and width is not None and isinstance(layer, pyg.TransformerConv):
+        raise ValueError(f"{name}: edge_attr must be given to a layer that is made with edge_dim={width}, a row for each edge")
+    if edge_attr is None:
+        return
+    if width is None:
+        raise ValueError(f"{name}: edge_attr needs a layer that takes it; make it with edge_dim=, the numbers of an edge")
+    if not isinstance(edge_attr, Tensor):
+        raise TypeError(f"{name}: edge_attr must be a tensor [edges, {width}], got {described(edge_attr, 'a tensor')}")
+    of_one = edge_attr.ndim == 1 and width == 1
+    if (
+        len(edge_attr.shape) == 0
+        or edge_attr.shape[0] != edges
+        or not (of_one or (edge_attr.ndim == 2 and width in (-1, edge_attr.shape[1])))
+    ):
+        raise ValueError(f"{name}: edge_attr must be [{edges}, {width}], one row an edge, got shape {tuple(edge_attr.shape)}")
 
 
 def _constructor(parent: type[pyg.MessagePassing]) -> Any:
@@ -103,18 +150,22 @@ def _constructor(parent: type[pyg.MessagePassing]) -> Any:
     return constructor
 
 
-def _check(name: str, parent: type[pyg.MessagePassing], options: Sequence[Any]) -> None:
-    """What torch_geometric does not: that counts and flags are some."""
-    for parameter, value in zip([*inspect.signature(parent.__init__).parameters.values()][1:], options, strict=False):
+def _checked(name: str, parent: type[pyg.MessagePassing], options: Sequence[Any]) -> list[Any]:
+    """The options, of which torch_geometric does not check that counts and flags are some: those of NumPy as Python's."""
+    checked = list(options)
+    known = [*inspect.signature(parent.__init__).parameters.values()][1:]
+    for place, (parameter, value) in enumerate(zip(known, options, strict=False)):
         what = parameter.name
         if parameter.annotation is bool:
-            check_flag(name, what, value)
+            checked[place] = check_flag(name, what, value)
         elif parameter.annotation is int:
-            check_count(name, what, value)
+            checked[place] = check_count(name, what, value)
         elif what == "in_channels" or (what == "edge_dim" and value is not None):
             is_pair = what == "in_channels" and isinstance(value, (tuple, list)) and len(value) == 2
-            for each in value if is_pair else (value,):
-                check_int(name, what, each, lambda count: count >= -1, "an int, -1 for that of the first call")
+            domain = "an int, -1 for that of the first call"
+            counts = [check_int(name, what, each, lambda count: count >= -1, domain) for each in (value if is_pair else (value,))]
+            checked[place] = tuple(counts) if is_pair else counts[0]
+    return checked
 
 
 class _MapConv(NotScripted, pyg.MessagePassing):
@@ -125,7 +176,7 @@ class _MapConv(NotScripted, pyg.MessagePassing):
 
     def _make(self, options: Sequence[Any], map: AnyMap | MapModule, more: Mapping[str, Any]) -> None:
         _check_calls_softmax(type(self).__name__, getattr(self._parent, self._attends))
-        _check(type(self).__name__, self._parent, options)
+        options = _checked(type(self).__name__, self._parent, options)
         known = _options(self._parent)
         try:
             held = held_map(type(self).__name__, map, {name: value for name, value in more.items() if name not in known})

@@ -90,7 +90,7 @@ def check_shape(name: str, shape: Any) -> tuple[int, ...]:
     """Of draws: an int, or several."""
     domain = "an int, or a tuple of ints, of at least 0"
     return tuple(
-        size if type(size) is int and size >= 0 else check_int(name, "shape", size, lambda count: count >= 0, domain)
+        size if type(size) is int and 0 <= size < 2**63 else check_int(name, "shape", size, lambda count: count >= 0, domain)
         for size in (shape if isinstance(shape, (tuple, list)) else (shape,))
     )
 

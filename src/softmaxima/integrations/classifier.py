@@ -308,7 +308,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """Raise ValueError for what cannot be used, before any work."""
         if not isinstance(self.map, str):
             raise ValueError(f"map must be the name of a map, such as 'softmax', got {self.map!r}")
-        properties = find_map(self.map).properties
+        properties = find_map(self.map, type(self).__name__).properties
         if properties.logarithmic or not properties.of_one_class:
             raise ValueError(f"map must give probabilities of which at most one happens, as 'softmax' does, got {self.map!r}")
         if self.loss is not None and not (isinstance(self.loss, str) and self.loss in losses.REGISTRY):

@@ -156,6 +156,8 @@ def _features(name: str, features: Tensor, vectors: Tensor, target: Tensor, igno
             f"{name}: class_vectors must be (classes, {features.shape[axis] if features.ndim else 'D'}) for features of shape "
             f"{tuple(features.shape)}, got {tuple(vectors.shape)}"
         )
+    if 0 in vectors.shape:
+        raise ValueError(f"{name}: class_vectors must be of at least one class and one feature, got {tuple(vectors.shape)}")
     if not _is_of_labels(features, target):
         return features
     ignored = target == check_int(name, "ignore_index", ignore_index)

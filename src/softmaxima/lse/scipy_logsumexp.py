@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor
+from softmaxima.core.arguments import as_tensor, check_dims
 from softmaxima.core.numbers import check_flag, described, shown
 from softmaxima.core.public import public
 from softmaxima.lse.logsumexp import logsumexp
@@ -53,7 +53,7 @@ def scipy_logsumexp(
         except ValueError:
             raise ValueError(f"scipy_logsumexp: b must broadcast with a of shape {scores.shape}, got {weights.shape}") from None
         scores = np.broadcast_to(scores, shape)
-    axes = tuple(range(scores.ndim)) if axis is None else tuple(axis) if isinstance(axis, Sequence) else axis
+    axes = tuple(range(scores.ndim)) if axis is None else check_dims("scipy_logsumexp", axis, scores.ndim, "axis")
     return logsumexp(scores, axes, weights=weights, keepdim=keepdims, return_sign=return_sign)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints, register_kl
 from torch.distributions.utils import lazy_property, probs_to_logits
 
-from softmaxima.core.arguments import check_tensor
+from softmaxima.core.arguments import broadcasts, check_tensor
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.numbers import check_count
 from softmaxima.core.public import public
@@ -115,6 +115,8 @@ class Policy(Distribution):
         if check_tensor(name, "scores", scores).ndim == 0:
             raise ValueError(f"{name}: scores must have an axis of actions, got a tensor of shape (); give scores [..., actions]")
         rows = as_rows(name, scores, -1, temperature, where, None)
+        if validate_args is not False and Distribution._validate_args and is_concrete(scores) and scores.isnan().any():
+            raise ValueError(f"{name}: scores must be numbers, got NaN; mend what computes them, or pass validate_args=False")
         self._params = map_params(name, found, params, rows)
         self.map, self.scores, self._rows = found, scores, rows
         super().__init__(scores.shape[:-1], validate_args=validate_args if scores.numel() else False)  # torch checks no empty ones
@@ -203,6 +205,9 @@ class Policy(Distribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Policy:
         new: Any = self._get_checked_instance(Policy, _instance)
+        batch_shape = tuple(check_count("Policy.expand", "a size of batch_shape", size, 0) for size in batch_shape)
+        if not broadcasts(self.scores[..., 0], batch_shape):
+            raise ValueError(f"Policy.expand: batch_shape must be one that {tuple(self.batch_shape)} expands to, got {batch_shape}")
         shape = (*batch_shape, self.num_actions)
         new.map, new.scores = self.map, self.scores.expand(shape)
         new._p, new._log_p = self._p.expand(shape), self._log_p.expand(shape)

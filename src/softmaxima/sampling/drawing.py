@@ -42,6 +42,8 @@ def drawn_rows(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) ->
     rows = as_rows(name, x, dim, 1.0, where, samples)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a torch.Tensor, for it has the gradient, got {type(x).__name__}; call torch.tensor()")
+    if sizes(rows.x)[-1] == 0:
+        raise ValueError(f"{name}: x must have at least one class to draw, got shape {sizes(x)} with none along dim {dim}")
     check_drawable(rows)
     return rows
 

@@ -99,6 +99,8 @@ def perturbed_argmax(
     scores = as_scores(name, x)
     rows = scores if scores.ndim else scores.reshape(1)
     axes = _axes(name, dim, rows.ndim)
+    if any(rows.shape[axis] == 0 for axis in axes):
+        raise ValueError(f"{name}: x must have something to choose among, got shape {tuple(scores.shape)}")
     epsilon = _scale(name, scale, rows, axes)
     order = [a for a in range(rows.ndim) if a not in axes] + axes
     z_rows = widened(rows).permute(order)

@@ -214,7 +214,7 @@ def sum_and_sample(
         raise ValueError(
             f"{name}: f must give a value for each row, of shape {(summed + count, *sizes(scores)[:-1])}, got {sizes(values)}"
         )
-    values = values.reshape(-1, *scores.shape[:-1])
+    values = values.reshape(len(values), *scores.shape[:-1])
     found, rest = values[: top.shape[0]], values[top.shape[0] :]
     constant = torch.as_tensor(constant_of(name, known, rest), dtype=rest.dtype, device=rest.device).expand_as(rest)
     p = log_p.exp()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource, reportMissingImports]
 
 from softmaxima.core.arguments import Array, as_tensor, check_values
-from softmaxima.core.numbers import check_int
+from softmaxima.core.numbers import check_count, check_int
 from softmaxima.core.public import public
 from softmaxima.core.routing import is_native
 from softmaxima.kernels import native_segments
@@ -180,6 +180,7 @@ class Segments:
 
     def reach(self, length: int) -> bool:
         """Whether a segment, or a window of the partition, has more elements than this; of more than half as many it may say so."""
+        length = check_count("Segments.reach", "length", length, 2)
         if self.partition is not None:
             # What is even of very many elements is for threads to share too.
             return bool((self.partition.bounds.diff() > max(length, 4 * self.elements // native_segments.WINDOWS)).any())

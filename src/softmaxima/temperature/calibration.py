@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.arguments import Array, as_scores, check_where, like_input
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, InputError, check_axis, check_choice, check_number
 from softmaxima.core.public import public
 from softmaxima.maps.softmax import softmax
@@ -68,7 +68,7 @@ class TemperatureCalibration:
 
     def scores(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
         """x/τ in float64 of logits, whose softmax is p. Of τ = ∞ it is 0, and NaN where x is NaN or +∞."""
-        x = x.double()
+        x = as_scores("TemperatureCalibration.scores", x, "x").double()
         return torch.where(x == -math.inf, x, 0 * x) if math.isinf(self.temperature) else x / self.temperature
 
     def numbers(self) -> dict[str, Any]:
@@ -126,6 +126,10 @@ class ScalingCalibration:
 
     def scores(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
         """W x̃ + a [..., classes] float64 of logits, whose softmax is p; what is not `allowed` has x̃ = 0."""
+        name = "ScalingCalibration.scores"
+        x, allowed = as_scores(name, x, "x"), check_where(name, allowed, x, "allowed")
+        if x.shape[-1:] != self.factors.shape[-1:]:
+            raise InputError(f"{name}: x must be of {len(self.factors)} classes, got shape {tuple(x.shape)}")
         bias = None if self.bias is None else self.bias.to(x.device)
         return affine(centred(x.double(), allowed), self.factors.to(x.device), bias)
 

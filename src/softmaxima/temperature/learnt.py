@@ -84,6 +84,8 @@ class LayerwiseTemperature(WithOptions, nn.Module):
 
     def of(self, layer: int) -> Tensor:
         """τ_ℓ."""
+        name = type(self).__name__
+        layer = check_int(f"{name}.of", "layer", layer, lambda each: 0 <= each < self.layers, f"an int from 0 to {self.layers - 1}")
         wide = {"dtype": torch.float64, "device": "cpu"}
         init, ratio = (torch.tensor(v, **wide) if isinstance(v, float) else v for v in self.options.values())
         return init * ratio**layer

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor
+from softmaxima.core.arguments import as_tensor, check_values
 from softmaxima.core.numbers import check_count
 from softmaxima.core.public import public
 from softmaxima.core.randomness import SEEDS, Randomness, as_seed
@@ -424,6 +424,10 @@ def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None 
     rows = as_tensor(name, "W", W).detach()
     if rows.ndim != 2 or not rows.is_floating_point() or rows.numel() == 0:
         raise ValueError(f"{name}: W must be floating point of shape [n, d], got {rows.dtype} of {tuple(rows.shape)}")
+    if not bool(check_values(name, "W", rows).isfinite().all()):
+        raise ValueError(
+            f"{name}: W must be finite, got NaN or an infinity; leave such rows out, as rows[rows.isfinite().all(1)] does"
+        )
     n, d = rows.shape
     cells = min(math.ceil(4 * math.sqrt(n)), max(1, n // 39)) if cells is None else check_count(name, "cells", cells)
     if cells > n:
