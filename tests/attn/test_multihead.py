@@ -181,7 +181,10 @@ def test_a_query_that_sees_nothing() -> None:
         ({"map": "entmax", "alpha": -0.5}, "alpha must be"),
         ({"map": "entmax", "alpha": torch.full((3,), 1.5)}, r"alpha must have the shape \[2\]"),
         ({"temperature": -1.0}, "temperature must be"),
-        ({"beta": 1.0}, "^MultiheadAttention: unknown argument 'beta'; map 'softmax' takes: none$"),
+        (
+            {"beta": 1.0},
+            "^MultiheadAttention: unknown argument 'beta'; it goes with a map that has it, as in map=.elastic_softmax., beta=",
+        ),
         ({"batch_frist": True}, r"unknown argument 'batch_frist'; did you mean 'batch_first'\?"),
         ({"dropout": 1.1}, "dropout must be between 0 and 1"),
         ({"map": sm.Entmax(), "alpha": 1.3}, "^MultiheadAttention: Entmax.* leave out alpha$"),

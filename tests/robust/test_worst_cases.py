@@ -374,7 +374,11 @@ X = normal(2, 3)
         (lambda: robust.worst_margin(X, torch.zeros(3, dtype=torch.int64), 0.1), ValueError, "target must be one class a row"),
         (lambda: robust.worst_margin(X, torch.zeros(2), 0.1), TypeError, "target must be class numbers of an integer dtype"),
         (lambda: robust.worst_probabilities("softmx", X, 0.1), ValueError, "unknown map 'softmx'; did you mean 'softmax'"),
-        (lambda: robust.worst_probabilities("softmax", X, 0.1, alpha=2), TypeError, "unknown argument 'alpha'; map 'softmax'"),
+        (
+            lambda: robust.worst_probabilities("softmax", X, 0.1, alpha=2),
+            TypeError,
+            "unknown argument 'alpha'; it goes with a map that has it, as in map=.entmax., alpha=",
+        ),
         (lambda: robust.worst_probabilities("proportional", X, 0.1, f=torch.abs), ValueError, "f must be one whose ends"),
     ],
 )

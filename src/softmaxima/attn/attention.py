@@ -10,7 +10,6 @@ from softmaxima.attn import blocks, fused, naive, nested
 from softmaxima.attn.arguments import Request, check_request
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import check_flag
 from softmaxima.core.public import public
 from softmaxima.core.tracing import is_exporting_to_onnx
 
@@ -116,8 +115,6 @@ def attention(
         of_maps = {"map": map, "temperature": temperature, "sink": sink, "dropout_p": dropout_p, **params}
         options = {**of_scores, **of_maps, "enable_gqa": enable_gqa, "return_lse": return_lse}
         return nested.attend(NAME, attention, beside, first_query, query, key, value, **options)
-    wants_lse = check_flag(NAME, "return_lse", return_lse)
-    wants_weights = check_flag(NAME, "return_weights", return_weights)
     request = check_request(
         NAME,
         query,
@@ -139,7 +136,7 @@ def attention(
         first_query=first_query,
         params=params,
     )
-    found = attend(request, value, wants_lse=wants_lse, wants_weights=wants_weights)
+    found = attend(request, value, wants_lse=return_lse, wants_weights=return_weights)
     found = [like_input(x, query) for x in found if x is not None]
     return tuple(found) if len(found) > 1 else found[0]
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from softmaxima.attn.arguments import Request, check_request
 from softmaxima.attn.products import pairwise, weighted
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, check_device, like_input
-from softmaxima.core.numbers import check_flag, check_int
+from softmaxima.core.numbers import check_int
 from softmaxima.core.public import public
 from softmaxima.core.tracing import is_recorded, is_traced, may_differentiate, transforming
 
@@ -76,7 +76,6 @@ def linear_attention(
     >>> sm.linear_attention(q, k[2:], v[2:], state=state)
     tensor([[1.6653]])
     """
-    wants_state = check_flag(NAME, "return_state", return_state)
     if check_int(NAME, "order", order) != 2:
         raise ValueError(f"{NAME}: order must be 2, got {order!r}; attention with map='taylor_softmax' takes any even order")
     request = check_request(
@@ -90,14 +89,13 @@ def linear_attention(
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
     )
-    causal = check_flag(NAME, "is_causal", is_causal)
-    if causal and request.visible.queries != request.visible.keys:
+    if is_causal and request.visible.queries != request.visible.keys:
         shapes = f"{request.visible.queries} and {request.visible.keys}"
         raise ValueError(f"{NAME}: is_causal=True needs as many queries as keys, got {shapes}; give earlier keys as a state")
     sums, q, k, v = _prepared(request, state)
-    output, sums = _attend(causal, sums, q, k, v)
+    output, sums = _attend(is_causal, sums, q, k, v)
     output = like_input(_divided(output).to(value.dtype if isinstance(value, Tensor) else request.value.dtype), query)
-    return (output, like_input(sums, query)) if wants_state else output
+    return (output, like_input(sums, query)) if return_state else output
 
 
 def features(x: Tensor) -> Tensor:

@@ -283,8 +283,9 @@ def explain(function: Callable[..., Any], name: str, error: Exception, given: Ma
     for what, value in given.items():
         if hints[what] is inspect.Parameter.empty:
             continue
+        hint = hints[what]
         try:
-            hint = eval(hints[what], function.__globals__) if isinstance(hints[what], str) else hints[what]
+            hint = eval(hint, function.__globals__) if isinstance(hint, str) else hint
             wrong = not _fits(hint, value)
         except (NameError, AttributeError, TypeError):  # of types that only checkers import
             wrong = False

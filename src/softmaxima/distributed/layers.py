@@ -15,7 +15,7 @@ from torch.distributed.tensor import empty as empty_dtensor
 from softmaxima.core.arguments import as_tensor, check_place, like_input, scale_domain
 from softmaxima.core.cosines import unrounded
 from softmaxima.core.modules import OptionsModule, WithOptions, held_value
-from softmaxima.core.numbers import check_count, check_flag
+from softmaxima.core.numbers import check_count
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.tracing import sizes
@@ -54,7 +54,7 @@ class ShardedHead(WithOptions, nn.Module):
         self.mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(ranks.group, kind)
         shape = (classes, in_features) if centres == 1 else (classes, centres, in_features)
         self.weight = self._parameter(*shape, dtype=place["dtype"], is_meta=is_meta)
-        self.bias = self._parameter(classes, dtype=place["dtype"], is_meta=is_meta) if check_flag(name, "bias", bias) else None
+        self.bias = self._parameter(classes, dtype=place["dtype"], is_meta=is_meta) if bias else None
 
     def _agree(self, **more: Any) -> None:
         """That all ranks make the same head; `more` are arguments that it does not hold, or a part of them."""
@@ -353,7 +353,7 @@ class SampledSoftmax(ShardedHead):
                 **held_options(name, self.weight.dtype, shared, temperature, ignore_index, reduction),
                 correction=correction,
                 remove_hits=check_correction(name, correction, remove_hits),
-                reduce_hidden=check_flag(name, "reduce_hidden", reduce_hidden),
+                reduce_hidden=reduce_hidden,
             )
         self._agree(samples=self.samples, sampler=given)
         self.reset_parameters()

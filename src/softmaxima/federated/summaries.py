@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.numbers import InputError, check_count, check_flag, check_int, check_number, check_one_temperature
+from softmaxima.core.numbers import InputError, check_count, check_int, check_number, check_one_temperature
 from softmaxima.core.public import public
 from softmaxima.core.unquoted import kind_of, read_scores
 from softmaxima.streams import LogSumExpState
@@ -153,7 +153,7 @@ def summarise(
     """
     name = "summarise"
     scores = read_scores(name, x)
-    k, whole = check_count(name, "k", k, 0), check_flag(name, "whole", whole)
+    k = check_count(name, "k", k, 0)
     tau = check_one_temperature(name, temperature)
     floor = check_number(name, "floor", floor, lambda number: number < math.inf, "a number below +inf")
     if np.isnan(scores).any() or (scores == math.inf).any():

@@ -13,7 +13,7 @@ from torch_geometric.nn.inits import reset
 from softmaxima.core.arguments import as_floating, check_dim
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.modules import held_value
-from softmaxima.core.numbers import TEMPERATURE, check_flag
+from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.public import public
 from softmaxima.core.tracing import is_concrete
 from softmaxima.graph.neighbours import (
@@ -70,7 +70,7 @@ class LogSumExpAggregation(NotScripted, Aggregation):
     def __init__(self, temperature: Any = 1.0, normalise: bool = False, gate: nn.Module | None = None) -> None:
         super().__init__()
         name = type(self).__name__
-        self.normalise = check_flag(name, "normalise", normalise)
+        self.normalise = normalise
         if normalise and gate is not None:
             raise ValueError(f"{name}: the weights of a gate sum to 1, so that there is nothing to take off; leave normalise out")
         held = held_value(name, "temperature", temperature, *TEMPERATURE)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from softmaxima.core.arguments import as_tensor, check_place, check_values
-from softmaxima.core.numbers import check_flag, check_int, check_number, described
+from softmaxima.core.numbers import check_int, check_number, described
 from softmaxima.core.public import public
 from softmaxima.heads.factored import FactoredHead, draw_each
 from softmaxima.heads.linear_loss import linear_loss
@@ -132,9 +132,7 @@ class AdaptiveSoftmax(FactoredHead):
             self.cutoffs = cheapest_cutoffs(falling, self.in_features, self.div_value)
         else:
             self.cutoffs = _check_cutoffs(name, cutoffs, self.classes)
-        self.head = nn.Linear(
-            self.in_features, self._short + len(self.cutoffs), bias=check_flag(name, "head_bias", head_bias), **own
-        )
+        self.head = nn.Linear(self.in_features, self._short + len(self.cutoffs), bias=head_bias, **own)
         self.tail = nn.ModuleList()
         for i, (first, last) in enumerate(pairwise((*self.cutoffs, self.classes)), 1):
             features = int(self.in_features // self.div_value**i)

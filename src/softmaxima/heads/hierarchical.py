@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import check_place
-from softmaxima.core.numbers import check_choice, check_count, check_flag
+from softmaxima.core.numbers import check_choice, check_count
 from softmaxima.core.public import public
 from softmaxima.heads import tree_descent
 from softmaxima.heads.factored import FactoredHead
@@ -99,14 +99,13 @@ class HierarchicalSoftmax(FactoredHead):
             temperature=temperature,
             ignore_index=ignore_index,
             reduction=reduction,
-            sparse=check_flag(name, "sparse", sparse),
+            sparse=sparse,
             **own,
         )
-        has_bias = check_flag(name, "bias", bias)
         made = _made(name, classes if isinstance(classes, Tree) else self.classes, tree, frequencies)
         rows = int(rows_of(made.counts).sum())
         self.weight = nn.Parameter(torch.empty(rows, self.in_features, **own))
-        self.bias = nn.Parameter(torch.empty(rows, **own)) if has_bias else None
+        self.bias = nn.Parameter(torch.empty(rows, **own)) if bias else None
         self._hold_tree(made, self.weight.device)
         self.reset_parameters()
 

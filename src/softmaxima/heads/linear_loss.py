@@ -26,7 +26,6 @@ from softmaxima.core.modules import OptionsModule, WithOptions, held_value
 from softmaxima.core.numbers import (
     check_choice,
     check_count,
-    check_flag,
     check_number,
     described,
 )
@@ -376,7 +375,6 @@ class LinearLoss(WithOptions, nn.Module):
         check_options(name, linear_loss, options)
         self.in_features = check_count(name, "in_features", in_features)
         self.classes = check_count(name, "classes", classes)
-        bias = check_flag(name, "bias", bias)
         if tie_weight is None:
             layer = nn.Linear(in_features, classes, bias=bias, **check_place(name, device, dtype))
             self.weight, self.bias = layer.weight, layer.bias

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import as_tensor, check_place, scale_domain
 from softmaxima.core.modules import WithOptions, held_value
-from softmaxima.core.numbers import check_choice, check_count, check_flag, check_int
+from softmaxima.core.numbers import check_choice, check_count, check_int
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.heads.candidates import as_drawing
 from softmaxima.heads.exact import best_classes, exact_log_prob
@@ -21,11 +21,13 @@ from softmaxima.heads.samplers import as_sampler
 from softmaxima.losses._classification import REDUCTIONS
 
 
-def held_options(name: str, dtype: torch.dtype, shared: Any, temperature: Any, ignore_index: Any, reduction: Any) -> dict[str, Any]:
+def held_options(
+    name: str, dtype: torch.dtype, shared: bool, temperature: Any, ignore_index: Any, reduction: Any
+) -> dict[str, Any]:
     """What heads hold that train with negatives, checked."""
     return {
         "temperature": held_value(name, "temperature", temperature, *scale_domain(dtype)),
-        "shared": check_flag(name, "shared", shared),
+        "shared": shared,
         "ignore_index": check_int(name, "ignore_index", ignore_index),
         "reduction": check_choice(name, "reduction", reduction, REDUCTIONS),
     }
@@ -61,9 +63,9 @@ class SamplingHead(WithOptions, nn.Module):
         self.generator = as_torch_generator(name, generator)
         place = check_place(name, device, dtype)
         self.weight = nn.Parameter(torch.empty(classes, in_features, **place))
-        self.bias = nn.Parameter(torch.empty(classes, **place)) if check_flag(name, "bias", bias) else None
+        self.bias = nn.Parameter(torch.empty(classes, **place)) if bias else None
         held = held_options(name, place["dtype"], shared, temperature, ignore_index, reduction)
-        self.hold(**held, sparse=check_flag(name, "sparse", sparse), **options)
+        self.hold(**held, sparse=sparse, **options)
         if isinstance(self.sampler, nn.Module) and device is not None:
             self.sampler.to(device)
         self.reset_parameters()

@@ -31,7 +31,7 @@ from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
 from softmaxima.core.envelope import envelope
 from softmaxima.core.fused import Composite, Native, fused, is_fusible
 from softmaxima.core.monoid import log_sum
-from softmaxima.core.numbers import check_choice, check_flag, check_positive
+from softmaxima.core.numbers import check_choice, check_positive
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.routing import is_plain, kernels
@@ -131,7 +131,6 @@ def logsumexp(
             value, _ = native.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
         return value.unsqueeze(-1) if keepdim else value
     check_choice("logsumexp", "precision", precision, get_args(Precision))
-    return_sign = check_flag("logsumexp", "return_sign", return_sign)
     if is_dtensor(x):
         return form_of_dtensors("logsumexp")(
             x, dim, weights=weights, keepdim=keepdim, where=where, temperature=temperature, return_sign=return_sign,
@@ -154,7 +153,6 @@ def prepare(
     name: str, x: Any, dim: int | Sequence[int], keepdim: bool, where: Any, temperature: Any, weights: Any = None
 ) -> tuple[Tensor, float | Tensor, Tensor | None, Tensor | None, list[int]]:
     """(x, τ, mask, weights, all validated and with the axes `dim` as one, last; the shape of the result)."""
-    keepdim = check_flag(name, "keepdim", keepdim)
     scores = as_floating(name, x)
     factors = None if weights is None else check_weights(name, weights, scores)
     scores = _promoted(name, scores, factors)

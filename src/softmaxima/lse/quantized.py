@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, check_per_row, like_input, moved_back, moved_last, rows_last
-from softmaxima.core.numbers import as_number, check_flag
+from softmaxima.core.numbers import as_number
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete, may_differentiate, transforming
@@ -62,7 +62,6 @@ def quantized_logsumexp(
     >>> sm.quantized_logsumexp(q, scale=0.1, zero_point=3)
     tensor([12.4000,  1.2986])
     """
-    keepdim = check_flag("quantized_logsumexp", "keepdim", keepdim)
     codes, axis = _check("quantized_logsumexp", q, scale, zero_point, dim, temperature, where)
     value = moved_back(codes.logsumexp(), axis)
     return like_input(value.reshape(()) if q.ndim == 0 else value if keepdim else value.squeeze(axis), q)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, like_input
-from softmaxima.core.numbers import check_choice, check_count, check_flag, check_number
+from softmaxima.core.numbers import check_choice, check_count, check_number
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
@@ -177,7 +177,7 @@ def median_of_means_logsumexp(
     np.float64(1.791759)
     """
     name = "median_of_means_logsumexp"
-    blocks, shuffle = check_count(name, "blocks", blocks), check_flag(name, "shuffle", shuffle)
+    blocks = check_count(name, "blocks", blocks)
     rows, tau, finish = scores_last(name, x, dim, temperature, where)
     n = rows.shape[-1]
     if blocks > max(n, 1):

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_dims
-from softmaxima.core.numbers import check_flag, described, shown
+from softmaxima.core.numbers import described, shown
 from softmaxima.core.public import public
 from softmaxima.lse.logsumexp import logsumexp
 
@@ -38,7 +38,6 @@ def scipy_logsumexp(
     >>> sm.lse.scipy_logsumexp([1, 2], b=[1, -1], return_sign=True)
     (np.float64(1.5413248546129181), np.float64(-1.0))
     """
-    keepdims = check_flag("scipy_logsumexp", "keepdims", keepdims)
     scores = _floating(np.atleast_1d(_array("a", a)))
     if b is None:
         weights = None

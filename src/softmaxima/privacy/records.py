@@ -23,7 +23,6 @@ from softmaxima.core.numbers import (
     as_number,
     check_choice,
     check_count,
-    check_flag,
     check_one_temperature,
     check_positive,
 )
@@ -89,8 +88,6 @@ class Scores:
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", _check_bounds("Scores", self.bounds))
         object.__setattr__(self, "change", check_positive("Scores", "change", self.change))
-        for flag in ("monotone", "clip"):
-            check_flag("Scores", flag, getattr(self, flag))
 
     def sensitivity(self, temperature: float = 1.0) -> float:
         """The most that LSE(x/τ), as it is computed, moves by one record: min(c, b − a)/τ nats, and what rounding adds.
@@ -158,7 +155,6 @@ class Entries:
         name = "Entries"
         object.__setattr__(self, "bounds", _check_bounds(name, self.bounds))
         check_choice(name, "relation", self.relation, RELATIONS)
-        check_flag(name, "clip", self.clip)
         if self.relation == "add-remove":
             if self.least is None:
                 raise ValueError(f"{name}: one more or less of few scores may be all; pass least=, a public number that they reach")

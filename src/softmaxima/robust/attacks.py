@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import check_device
-from softmaxima.core.numbers import as_number, check_choice, check_count, check_flag, check_number, check_positive
+from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, check_positive
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse import logsumexp
@@ -139,7 +139,7 @@ def attack(
     of = loss if callable(loss) else ATTACK_LOSSES[check_choice(name, "loss", loss, tuple(ATTACK_LOSSES))]
     steps, restarts = check_count(name, "steps", steps), check_count(name, "restarts", restarts)
     step = 2.5 * radius / steps if step_size is None else check_positive(name, "step_size", step_size)
-    stop, rng = check_flag(name, "stop", stop), as_torch_generator(name, generator)
+    rng = as_torch_generator(name, generator)
     low, high = _limits(name, limits, x)
     with torch.no_grad():
         first = _scores(name, model, x)

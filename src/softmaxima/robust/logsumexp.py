@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.numbers import check_flag
 from softmaxima.core.public import public
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
@@ -81,7 +80,6 @@ def worst_logsumexp(
     """
     name = "worst_logsumexp"
     norm = check_norm(name, norm)
-    smallest = check_flag(name, "smallest", smallest)
     if norm == 2.0:
         check_untransformed(name, "the worst case under ℓ2")
     rows = prepared(name, x, radius, dim, temperature, where)

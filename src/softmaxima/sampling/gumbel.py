@@ -222,7 +222,7 @@ class GumbelSoftmax(OptionsModule):
         name = type(self).__name__
         found = find_map(map, name)
         values = found.complete(params, name)
-        if check_flag(name, "hard", hard):
+        if hard:
             check_probabilities(name, found)
         temperature = held_value(name, "temperature", temperature, *TEMPERATURE)
         values = {p.name: p.held(name, values[p.name]) for p in found.params}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, as_tensor, check_dim, check_per_row, like_input
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_choice, check_count, check_flag
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_choice, check_count
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
@@ -86,16 +86,15 @@ def perturbed_argmax(
     if noise == "normal":
         refuse_export(name, "quantiles of the normal distribution; take noise='gumbel'")
     check_choice(name, "baseline", baseline, BASELINES)
-    count, in_pairs = check_count(name, "samples", samples), check_flag(name, "antithetic", antithetic)
-    if in_pairs and count % 2:
+    count = check_count(name, "samples", samples)
+    if antithetic and count % 2:
         raise ValueError(f"{name}: samples must be even with antithetic=True, got {count}; give {count + 1}")
-    least = 4 if in_pairs else 2
+    least = 4 if antithetic else 2
     if baseline == "leave_one_out" and count < least:
         raise ValueError(
-            f"{name}: samples must be at least {least} for baseline='leave_one_out'{' in pairs' if in_pairs else ''}, got {count}; "
-            "give baseline='none'"
+            f"{name}: samples must be at least {least} for baseline='leave_one_out'{' in pairs' if antithetic else ''}, "
+            f"got {count}; give baseline='none'"
         )
-    at_once, as_arrays = check_flag(name, "vectorized", vectorized), check_flag(name, "numpy", numpy)
     scores = as_scores(name, x)
     rows = scores if scores.ndim else scores.reshape(1)
     axes = _axes(name, dim, rows.ndim)
@@ -107,10 +106,10 @@ def perturbed_argmax(
     wide = epsilon.double().permute(order) if isinstance(epsilon, Tensor) else epsilon
 
     with torch.no_grad():
-        u = uniform(name, (count // 2 if in_pairs else count, *z_rows.shape), rows.device, generator)
-        z = density.quantile(torch.cat((u, opposite(u))) if in_pairs else u)
+        u = uniform(name, (count // 2 if antithetic else count, *z_rows.shape), rows.device, generator)
+        z = density.quantile(torch.cat((u, opposite(u))) if antithetic else u)
         noisy = z_rows + wide * z
-    y = _decide(name, solver, noisy, len(axes), at_once, as_arrays or not isinstance(x, Tensor))
+    y = _decide(name, solver, noisy, len(axes), vectorized, numpy or not isinstance(x, Tensor))
     problem = tuple(range(-len(axes), 0))
     n = math.prod(sizes(z_rows)[-len(axes) :])
     moving = without_mask(z_rows)
@@ -120,7 +119,7 @@ def perturbed_argmax(
     log_q = log_q - n * (wide.log().sum(problem) if isinstance(wide, Tensor) else math.log(wide))
     log_q = log_q.reshape(*log_q.shape, *[1] * (y.ndim - log_q.ndim))
     constant: float | Tensor = 0.0
-    if baseline == "leave_one_out" and in_pairs:
+    if baseline == "leave_one_out" and antithetic:
         constant = constant_of(name, None, y.unflatten(0, (2, -1)).mean(0)).repeat(2, *[1] * (y.ndim - 1))  # type: ignore[union-attr]
     elif baseline == "leave_one_out":
         constant = constant_of(name, None, y)

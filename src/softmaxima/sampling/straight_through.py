@@ -15,7 +15,7 @@ import torch
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.numbers import check_count, check_flag
+from softmaxima.core.numbers import check_count
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.maps.softmax import SOFTMAX
@@ -64,16 +64,16 @@ def straight_through(
     (tensor([0., 1., 0.]), tensor([ 0.2227, -0.1628, -0.0599]))
     """
     name = "straight_through"
-    found, draws = find_map(map, name), check_flag(name, "draw", draw)
+    found = find_map(map, name)
     check_probabilities(name, found)
-    if not draws and generator is not None:
+    if not draw and generator is not None:
         raise ValueError(f"{name}: generator is for draws, and draw=False makes none; leave it out")
     if not found.properties.of_one_class:
         raise ValueError(f"{name}: map must give probabilities of one class, Σp ≤ 1, got {found.name!r}; take softmax")
     rows = as_rows(name, x, dim, temperature, where, samples)
     values = map_params(name, found, params, rows)
     p = found(rows.x, temperature=rows.tau, **values)
-    if not draws:
+    if not draw:
         one_hot = largest(p) & (p > 0)
         return rows.back(rows.expanded(straight(one_hot, p, rows.dtype)))
     log_p = p.detach().log()

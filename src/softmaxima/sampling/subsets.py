@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, like_input
-from softmaxima.core.numbers import check_count, check_flag, check_int
+from softmaxima.core.numbers import check_count, check_int
 from softmaxima.core.public import public
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.rows import row_maximum
@@ -134,7 +134,6 @@ def relaxed_top_k(
     >>> sm.relaxed_top_k(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2, 0.1, generator=1)
     tensor([1.0000e+00, 9.9997e-01, 2.8008e-05, 2.9465e-08])
     """
-    is_hard = check_flag("relaxed_top_k", "hard", hard)
     rows, count = _subset_rows("relaxed_top_k", x, k, dim, temperature, where, samples)
     y = rows.perturbed(generator)
     p, a = torch.zeros_like(y), y
@@ -144,7 +143,7 @@ def relaxed_top_k(
         p = p + share.masked_fill(i >= allowed, 0.0)
         if i + 1 < count:
             a = _lowered(a, share, rows.tau)
-    if is_hard:
+    if hard:
         top = y.detach().topk(count, -1)
         chosen = _selected(rows, top.indices) & (y > -math.inf)
         p = straight(chosen, p, rows.dtype)

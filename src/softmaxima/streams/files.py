@@ -18,7 +18,6 @@ from softmaxima.core.numbers import (
     InputError,
     Problems,
     as_number,
-    check_flag,
     check_number,
     check_one_temperature,
     check_positive,
@@ -239,8 +238,8 @@ class Request:
         if scale is not None or as_number(zero_point) != 0.0:
             scale = 1.0 if scale is None else check_positive(name, "scale", scale)
             quantised = scale, check_number(name, "zero_point", zero_point, is_finite, "a finite number")
-        asked = Asked(column, dtype, check_flag(name, "trusted", trusted), check_flag(name, "unended", unended))
-        return Request(asked, tau, check_flag(name, "effective_size", effective_size), quantised)
+        asked = Asked(column, dtype, trusted, unended)
+        return Request(asked, tau, effective_size, quantised)
 
     def nothing(self) -> LogSumExpState:
         return LogSumExpState() if self.squares else LogSumExpState(squares=None)
