@@ -118,7 +118,8 @@ def test_what_keeps_a_rank_from_its_message_reaches_all(three: Processes) -> Non
     first, second, third = three.run(of_messages_that_cannot_be_made)
     for own, *others in zip(second, first, third, strict=True):
         assert not own.startswith(("right", "RanksError"))
-        assert all(own in told and "rank 1 raised" in told for told in others), (own, others)
+        said = "meta tensor" if "got a meta tensor" in own else own  # which is told once more as of an argument
+        assert all(said in told and "rank 1 raised" in told for told in others), (own, others)
 
 
 def of_an_early_end(rank: int) -> str:

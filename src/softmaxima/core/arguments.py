@@ -82,8 +82,6 @@ def _dense(name: str, what: str, x: Tensor) -> Tensor:
             f"{name}: {what} must not be a quantised tensor, got {x.dtype}; call .dequantize(), or take quantized_logsumexp or "
             "quantized_softmax of .int_repr()"
         )
-    if str(x.dtype).startswith("torch.float8"):
-        raise TypeError(f"{name}: {what} must not be of {x.dtype}, in which torch does not compute; call .float()")
     if is_compiling():  # which cannot ask; the kernels resolve what comes to them
         return x
     if x._is_zerotensor():  # which has no memory
@@ -129,6 +127,8 @@ def as_floating(name: str, x: Any, integers: torch.dtype | None = None, what: st
     Integers and booleans become `integers`; None: what torch makes of them in exp, its default dtype, and float64 for NumPy.
     """
     scores = as_tensor(name, what, x)
+    if str(scores.dtype).startswith("torch.float8"):
+        raise TypeError(f"{name}: {what} must not be of {scores.dtype}, in which torch does not compute; call .float()")
     if scores.is_floating_point() or scores.is_complex():
         return scores
     return scores.to(integers or (torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64))
