@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -74,6 +76,19 @@ def elsewhere() -> Iterator[tuple[subprocess.Popen[str], Any]]:
     with process, connected("test", process.stdout.readline().strip(), None) as client:
         yield process, client
         process.kill()
+
+
+def test_what_a_stranger_left_in_the_temporary_folder_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (victim := tmp_path / "victim").write_text("kept")
+    (folder := tmp_path / "shared" / "dask-scratch-space").mkdir(parents=True)
+    (folder / "global.lock").symlink_to(victim)
+    os.mkfifo(folder / "purge.lock")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder.parent))
+    with connected("test", None, 1) as client:
+        places = [client.cluster.scheduler.local_directory, *client.run(lambda dask_worker: dask_worker.local_directory).values()]
+        owners = {stat.S_IMODE(os.stat(Path(place).parents[-len(folder.parent.parts) - 1]).st_mode) for place in places}
+    assert (victim.read_text(), owners) == ("kept", {0o700})
+    assert [each.name for each in folder.parent.iterdir()] == [folder.name]
 
 
 def stopped(processes: Any) -> None:

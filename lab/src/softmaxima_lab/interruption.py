@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command with one sentence and a status of their own, whatever they come into."""
+"""Ctrl-C, SIGTERM and the end of a terminal end a command with one sentence and a status of their own, whatever they come into."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 AGAIN = 0.5  # seconds until a signal is raised again that something swallowed, as destructors do
 # Of each signal: what is said, and the status.
 ENDS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
+if hasattr(signal, "SIGHUP"):
+    ENDS[signal.SIGHUP] = ("its terminal was closed", 129)
 _asked: list[tuple[str, int]] = []  # by the signals that came
 _commands: list[str] = []
 

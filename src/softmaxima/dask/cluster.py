@@ -12,6 +12,7 @@ import linecache
 import logging
 import signal
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -57,8 +58,14 @@ def connected(name: str, client: Client | str | None, workers: int | None, timeo
 def _client(name: str, client: Any, workers: int | None, timeout: float, library: Any, stack: contextlib.ExitStack) -> Any:
     if workers is not None:
         stack.enter_context(_quiet())
-        # A worker that dies is begun anew, but given up if that takes longer, as it may on a machine that is busy.
-        settings = {"distributed.deploy.lost-worker-timeout": "1 hour", "distributed.scheduler.worker-ttl": timeout / RENEWED}
+        # In a folder of their own, for Dask's has a name that all know, in which anyone may lay a link or a pipe.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="softmaxima-", ignore_cleanup_errors=True))
+        settings = {
+            "temporary-directory": folder,
+            # A worker that dies is begun anew, but given up if that takes longer, as it may on a machine that is busy.
+            "distributed.deploy.lost-worker-timeout": "1 hour",
+            "distributed.scheduler.worker-ttl": timeout / RENEWED,
+        }
         stack.enter_context(importlib.import_module("dask").config.set(settings))
         cluster = stack.enter_context(_begun(workers))
         return stack.enter_context(library.Client(cluster, set_as_default=False))
