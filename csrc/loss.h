@@ -128,6 +128,22 @@ Weighed weigh_classes(const T* x, int64_t n, double top, const Shares& u) {
     return {mass, mass_lost, distance, distance_lost, impossible};
 }
 
+// Σ w_c y_c.
+template <class T>
+double weight_of(const Target<T>& target, int64_t n) {
+    const double* w = target.class_weight;
+    Sum total;
+    if (!target.soft) total.add((1 - target.smoothing) * w[target.label]);
+    if (target.one_hot()) return total.value();
+    target.with_u([&](const auto& y) {
+        double sum = 0, lost = 0;
+#pragma omp simd reduction(+ : sum, lost)
+        for (int64_t c = 0; c < n; ++c) add_exactly(y(c) * w[c], sum, lost);
+        total.add({sum, lost});
+    });
+    return total.value();
+}
+
 // A sum and what its roundings lost, where that can be said.
 inline double corrected(double sum, double lost) { return lost == lost ? sum + lost : sum; }
 
@@ -145,20 +161,18 @@ Account account(const Row<T>& row, const Target<T>& target, double top, const Re
     sums.distance = corrected(weighed.distance, weighed.distance_lost);
     sums.impossible = weighed.impossible > 0;
     if (!target.fenchel) return sums;
+    if (target.class_weight) sums.weight = weight_of(target, n);
     if (target.soft) {
-        Sum regulariser, total, weight;
+        Sum regulariser, total;
         for (int64_t c = 0; c < n; ++c) {
             const double y = target.y(c);
             regulariser.add(omega(y));
             total.add(y);
-            if (target.class_weight) weight.add(y * target.class_weight[c]);
         }
         sums.regulariser = regulariser.value();
         sums.total = total.value();
-        if (target.class_weight) sums.weight = weight.value();
-    } else {
-        if (target.class_weight) sums.weight = target.class_weight[target.label];
-        if (!target.one_hot()) sums.regulariser = double(n - 1) * omega(target.spread) + omega(target.y(target.label));
+    } else if (!target.one_hot()) {
+        sums.regulariser = double(n - 1) * omega(target.spread) + omega(target.y(target.label));
     }
     return sums;
 }

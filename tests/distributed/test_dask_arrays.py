@@ -207,7 +207,7 @@ def test_every_loss_is_that_of_the_whole_array(name: str, chunks: Any) -> None:
         lazy = da.from_array(x, chunks=chunks)
         calls: list[tuple[np.ndarray, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight, "reduction": "sum"})]
         calls += [(labels, {"reduction": "none", "temperature": 0.5})]
-        calls += [(labels, {"label_smoothing": 0.1})]
+        calls += [(labels, {"label_smoothing": 0.1}), (labels, {"label_smoothing": 0.3, "weight": weight})]
         for target, more in calls:
             y = da.from_array(target, chunks=3) if more else target
             found = getattr(sm.dask, name)(lazy, y, **more, **options).compute()

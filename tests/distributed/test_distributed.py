@@ -194,7 +194,8 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...]) -> float:
         x = case.scores(5, n, seed=3)
         calls: list[tuple[Tensor, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight}), (labels, {"reduction": "none"})]
         calls += [(labels, {"temperature": 0.5, "reduction": "sum"})]
-        calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1})]
+        calls += [(soft, {"weight": weight, "label_smoothing": 0.3}), (labels, {"weight": weight, "label_smoothing": 0.3})]
+        calls += [(soft, {}), (labels, {"label_smoothing": 0.1})]
         every += [(options, x, *call) for call in (calls if not every else some(calls, name, options, widths))]
 
     def results(options: dict[str, Any], x: Tensor, target: Tensor, more: dict[str, Any], shared: bool) -> tuple[Tensor, Tensor]:

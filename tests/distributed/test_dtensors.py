@@ -100,7 +100,8 @@ def of_a_loss(rank: int, name: str, placements: tuple[Placement, ...]) -> float:
         x = case.scores(rows, n, seed=3)
         calls: list[tuple[Tensor, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight}), (labels, {"reduction": "none"})]
         calls += [(labels, {"reduction": "sum"}), (labels.clamp_min(0), {"weight": weight, "reduction": "sum"})]
-        calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1}), (labels.clamp(max=-100), {})]
+        calls += [(soft, {"weight": weight, "label_smoothing": 0.3}), (labels, {"weight": weight, "label_smoothing": 0.3})]
+        calls += [(soft, {}), (labels, {"label_smoothing": 0.1}), (labels.clamp(max=-100), {})]
         calls += [(labels, {"temperature": 0.5}), (labels, {"temperature": tau})] if not LOSSES[name].on_cosines else []
         calls += [(labels, {learnt: torch.tensor(1.5, dtype=torch.float64)})] if learnt else []
         of_one = [(x, y, {**options, **more}, number % 2 == 1) for number, (y, more) in enumerate(calls)]

@@ -66,7 +66,8 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...], dtype: torch.dtype)
         cases: list[tuple[Tensor, dict[str, Any]]] = [(labels, {"chunk": 2}), (labels, {"class_weight": class_weight})]
         cases += [(labels, {"reduction": "none", "temperature": 0.7, "softcap": 3.0})]
         cases += [(labels, {"z_loss": 0.05, "reduction": "sum"})] if of_v else []
-        cases += [(soft, {"class_weight": class_weight}), (labels, {"label_smoothing": 0.1, "chunk": 3})]
+        cases += [(soft, {"class_weight": class_weight, "label_smoothing": 0.3}), (labels, {"label_smoothing": 0.1, "chunk": 3})]
+        cases += [(labels, {"class_weight": class_weight, "label_smoothing": 0.3})]
         for target, more in cases if not found else some(cases, name, example, widths, dtype):
             mine = {**more, "class_weight": more["class_weight"][own]} if "class_weight" in more else more
             y = target[:, own] if target.is_floating_point() else target

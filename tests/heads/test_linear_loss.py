@@ -62,9 +62,7 @@ def literal(subject: Any, x: Tensor, y: Tensor, z: float, reduction: str, weight
     hit = y if y.is_floating_point() else torch.nn.functional.one_hot(y.clamp_min(0), classes).to(x.dtype)
     smoothed = hit * (1 - smoothing) + smoothing / classes
     each = torch.ones(classes, dtype=x.dtype) if weight is None else weight
-    counts = ((smoothed if "cross_entropy" in name else hit if smoothing and not y.is_floating_point() else smoothed) * each).sum(
-        -1
-    )
+    counts = (smoothed * each).sum(-1)
     if z:
         rows = rows + kept * counts * z * conjugate(map, params, x).square()
     if reduction == "none":

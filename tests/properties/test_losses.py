@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import dask.array as da
 import mpmath
 import pytest
 import torch
@@ -20,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import softmaxima as sm
 from conftest import INTERPRETED, ON_TRITON, TOLERANCE, Case, LossCase, chosen, normal, rows, some
 from softmaxima.kernels import devices, native
+from softmaxima.losses import _classification
 from softmaxima.maps import REGISTRY
 
 pytestmark = pytest.mark.gpu
@@ -247,6 +251,55 @@ def test_soft_one_hot_targets_equal_labels(loss: LossCase, shape, rows_shape):
     for smoothing in (0.0, 0.2):
         options = {"reduction": "none", "label_smoothing": smoothing}
         torch.testing.assert_close(loss(x, one_hot, **options), loss(x, target, **options))
+
+
+def in_every_way(loss: LossCase, x: Tensor, y: Tensor, **shared: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(way, the loss, its gradient by the scores), of two axes; in parts where there are few scores."""
+    calls: dict[str, Any] = {"kernel": loss, "operations": loss}
+    found, options, n = loss.loss, dict(loss.options), x.shape[-1]
+    in_parts = found.row_form is not None and x.numel() <= 20 and not INTERPRETED
+    if in_parts:
+        of_layer = {("class_weight" if key == "weight" else key): value for key, value in shared.items()}
+        layer = functools.partial(sm.linear_loss, weight=torch.eye(n, dtype=x.dtype), loss=(found.name, options), **of_layer)
+        calls["layer"] = lambda x, y, **_: layer(x, target=y)
+        calls["classes of a layer"] = lambda x, y, **_: layer(x, target=y, chunk=(2, 3))
+    for way, call in calls.items():
+        scores = x.clone().requires_grad_()
+        with pytest.MonkeyPatch.context() as patched:
+            if way == "operations":
+                patched.setattr(_classification, "is_fusible", lambda *_: False)
+            value = call(scores, y, **shared)
+            yield way, value.detach(), torch.autograd.grad(value.sum(), scores)[0]
+    if in_parts:
+        parts = [slice(0, 2), slice(2, n)]
+        own = [y[:, part] for part in parts] if y.is_floating_point() else y
+        value, slopes = found.in_parts([x[:, part] for part in parts], own, **shared, **options)
+        yield "parts", value, torch.cat(slopes, -1)
+        lazy = getattr(sm.dask, found.name)(da.from_array(x.numpy(), chunks=(x.shape[0], 3)), y.numpy(), **shared, **options)
+        yield "Dask", torch.as_tensor(lazy.compute(scheduler="synchronous")), torch.cat(slopes, -1)
+
+
+@pytest.mark.parametrize("rows", [4, 20])
+def test_labels_and_their_one_hot_rows_count_alike_in_every_way(loss: LossCase, rows: int):
+    """Targets are smoothed, then weighed; the mean is over the weights of labels, and over rows of probabilities, as in torch."""
+    classes = 5 if rows == 4 else 70
+    x, y = 0.9 * loss.scores(rows, classes), labels((rows,), classes)
+    hot, weight = F.one_hot(y, classes).double(), torch.linspace(0, 2, classes, dtype=torch.float64)
+    for smoothing, reduction in itertools.product((0.0, 0.3, 1.0), ("none", "mean")):
+        values, slopes = {}, {}
+        for target, what in ((y, "labels"), (hot, "one-hot rows")):
+            factor = weight[y].sum() / rows if reduction == "mean" and target is y else 1.0
+            shared = {"weight": weight, "label_smoothing": smoothing, "reduction": reduction}
+            for way, value, slope in in_every_way(loss, x, target, **shared):
+                values[what, way], slopes[what, way] = value * factor, slope * factor
+        first = values["labels", "kernel"], slopes["labels", "kernel"]
+        for key in values:
+            for ours, theirs in zip((values[key], slopes[key]), first, strict=True):
+                assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9), (key, smoothing, reduction, ours, theirs)
+        if reduction == "none" and (loss.loss.name == "surrogate_loss" or getattr(loss.loss.row_form, "fenchel", False)):
+            counts = ((hot * (1 - smoothing) + smoothing / classes) * weight).sum(-1)
+            plain = loss(x, y, label_smoothing=smoothing, reduction="none")
+            torch.testing.assert_close(first[0], counts * plain)
 
 
 def test_weight_and_ignored_rows_scale_as_in_torch(loss: LossCase):

@@ -229,7 +229,7 @@ class LossOfChunk:
         """What each row [...] counts in a mean."""
         if self.is_soft:
             return torch.ones_like(known.targets.sums.mass).squeeze(-1)
-        return _spread(known.targets.sums.weight.squeeze(-1), known.targets.counts)
+        return _spread(known.targets.sums.counted.squeeze(-1), known.targets.counts)
 
 
 def _spread(values: Tensor, counts: Tensor | None) -> Tensor:

@@ -233,7 +233,7 @@ class RowLosses:
             values, sums = self._values_of_p(scores, whole, state)
         if counted.is_floating_point():  # NaN for a label of no class
             values = torch.where(counted.squeeze(-1).isnan(), math.nan, values)
-        weighed = counted if self.is_soft or self.weight is None else found.weight
+        weighed = counted if self.is_soft or self.weight is None else found.counted
         return Found(values, weighed, found, state, sums)  # type: ignore[arg-type]
 
     def slope(self, some: Any, x: Tensor, found: Found, g: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class RowLosses:
         times = hit.sum(0, dtype=torch.float64)  # 1, of the rank that has the label
         score = torch.where(hit, score, 0.0).sum(0).masked_fill(times == 0, math.nan)
         found = self.own.of_label_scores(score, times if self.weight is None else every[..., 1:].sum(0))
-        return found._replace(labels=times)
+        return found._replace(mass=times)
 
     def _labels(self, shared: Shared) -> LabelScores:
         return self.own.label_scores(shared.x, self.agreement.first(self.ranks.rank), self.target, self.weight)
@@ -349,13 +349,13 @@ class RowLosses:
         if self.is_soft:
             if self.own.form.fenchel and reads_values(self.ranks, targets.mass):
                 check_sums(self.name, targets.mass.squeeze(-1))
-            return torch.ones_like(targets.weight)
+            return torch.ones_like(targets.mass)
         counted = (self.target != self.own.ignore_index).unsqueeze(-1)
-        wrong = targets.labels != counted
-        if not reads_values(self.ranks, targets.weight):
+        wrong = targets.mass != counted
+        if not reads_values(self.ranks, targets.mass):
             return torch.where(wrong, math.nan, counted.double())
         if bool(wrong.any()):
-            label, times = int(self.target[wrong.squeeze(-1)].flatten()[0]), int(targets.labels[wrong].flatten()[0])
+            label, times = int(self.target[wrong.squeeze(-1)].flatten()[0]), int(targets.mass[wrong].flatten()[0])
             raise RanksError(
                 f"{self.name}: each target must be a label on one rank, got {label} in a row, found on {times}; ranks "
                 f"{', '.join(map(str, self.ranks.names))} have {self.agreement.whole} classes, "

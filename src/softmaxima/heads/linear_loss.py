@@ -87,8 +87,8 @@ def linear_loss(
         bias: b (classes). −∞ leaves out a class, though not below a softcap, under which its score is −c/τ.
         temperature: τ > 0, a number or a tensor that broadcasts to (…, 1); a tensor may require grad.
         softcap: c > 0; None leaves the scores as they are.
-        ignore_index, label_smoothing, reduction, empty: as for `cross_entropy`; class_weight is its `weight`. Of a Fenchel–Young
-            loss ("sparsemax", "entmax15") a row of the label t counts w_t, smoothed or not; of the others Σ_c w_c y_c.
+        ignore_index, label_smoothing, reduction, empty: as for `cross_entropy`; class_weight is its `weight`. A row counts
+            Σ_c w_c y_c, y the smoothed target.
         z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy, of
             whose targets those with the score −∞ count neither in it nor in the gradient.
         chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU. (rows, classes) takes some classes at

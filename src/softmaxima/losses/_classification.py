@@ -184,15 +184,13 @@ class Batch:
         return 0.0 - self.weighted_expectation(log_p)
 
     def weigh(self, rows: Tensor) -> Tensor:
-        """One weight a row, w_t, or Σ_c w_c y_c for soft targets; 0 times a loss of +∞ is 0, and times NaN it is NaN."""
+        """One weight a row, Σ_c w_c y_c, y smoothed; 0 times a loss of +∞ is 0, and times NaN it is NaN."""
         if self.class_weight is None:
             return rows
-        hard = self.labels is not None
-        weight = (
-            self.class_weight[self.labels]
-            if hard
-            else (self.target_distribution(self.class_weight.dtype) * self.class_weight).sum(-1)
-        )
+        if self.labels is not None and self.smoothing == 0:
+            weight = self.class_weight[self.labels]
+        else:
+            weight = (self.target_distribution(self.class_weight.dtype) * self.class_weight).sum(-1)
         return rows.masked_fill((weight == 0) & (rows == math.inf), 0.0) * weight
 
     def reduce(self, rows: Tensor) -> Tensor:
@@ -856,9 +854,9 @@ class Loss:
                 yield part, y, None if weights is None else weights[places(part)]  # type: ignore[misc]
 
         targets = own.targets(chunks)
-        counted = torch.ones_like(targets.weight) if soft else (labels != ignore_index).unsqueeze(-1)  # type: ignore[union-attr]
-        if not soft and not bool((targets.labels == counted).all()):
-            wrong = labels[(targets.labels != counted).squeeze(-1)].flatten()[0]  # type: ignore[index]
+        counted = torch.ones_like(targets.mass) if soft else (labels != ignore_index).unsqueeze(-1)  # type: ignore[union-attr]
+        if not soft and not bool((targets.mass == counted).all()):
+            wrong = labels[(targets.mass != counted).squeeze(-1)].flatten()[0]  # type: ignore[index]
             raise ValueError(
                 f"{name}: each label must be the place of one score in the parts, whose `first` says where they begin; "
                 f"got {int(wrong)}"
@@ -869,7 +867,7 @@ class Loss:
         slopes = list(gradients)
         scale = value.new_ones(())
         if reduction == "mean":
-            scale = mean_over(scale, (counted if soft or weights is None else targets.weight).sum(dtype=torch.float64), empty)
+            scale = mean_over(scale, (counted if soft or weights is None else targets.counted).sum(dtype=torch.float64), empty)
         first = next(iter(rows.parts(parts)))
         value = value if reduction == "none" else value.sum() * scale
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts

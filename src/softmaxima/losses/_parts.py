@@ -51,9 +51,9 @@ class Targets(NamedTuple):
     moment: Tensor  # Σ s (x − top) over these; NaN where a score of +∞ has a share, of whose V − x nothing is known
     masked: Tensor  # Σ s over scores of −∞
     regulariser: Tensor  # what Ω(y) is made of
-    weight: Tensor  # what the row counts
-    labels: Tensor  # how many of its scores are the label's
-    mass: Tensor  # Σ y
+    weight: Tensor  # Σ w_c y_c, what the row of a Fenchel–Young loss counts
+    counted: Tensor  # w_t of a label, what the mean counts
+    mass: Tensor  # Σ of the target before smoothing: of a label how many scores are its own
 
 
 class LabelScores(NamedTuple):
@@ -133,11 +133,11 @@ class LossInParts:
         top = torch.nn.functional.pad(part.x.masked_fill(infinite, -math.inf), (0, 1), value=-math.inf).amax(-1, keepdim=True)
         gaps = torch.where(silent | (s == 0), 0.0, (part.x - top).masked_fill(infinite, math.nan))
         each = torch.ones_like(part.x) if weight is None else weight.double().expand(part.x.shape)
-        count = each * (y if target.is_floating_point() else hit)
+        given = target.double() if target.is_floating_point() else hit.double()
         omega = self.regulariser(y, hit) if self.form.fenchel else torch.zeros_like(top[..., 0])
-        sums = (s.masked_fill(silent | infinite, 0.0), s * gaps, s.masked_fill(~silent, 0.0), count, hit.double(), y)
-        share, moment, masked, counted, labels, mass = (v.sum(-1, keepdim=True) for v in sums)
-        return Targets(top, share, moment, masked, omega.unsqueeze(-1), counted, labels, mass)
+        sums = (s.masked_fill(silent | infinite, 0.0), s * gaps, s.masked_fill(~silent, 0.0), each * y, each * hit, given)
+        share, moment, masked, *rest = (v.sum(-1, keepdim=True) for v in sums)
+        return Targets(top, share, moment, masked, omega.unsqueeze(-1), *rest)
 
     def is_of_labels(self, target: Tensor) -> bool:
         """Whether no class but that of its label has a share in a row."""
@@ -167,7 +167,7 @@ class LossInParts:
         top = torch.where(hit & ~infinite, score, -math.inf)
         moment = torch.zeros_like(score).masked_fill(infinite & (share > 0), math.nan)
         spoken, masked = torch.where(silent | infinite, 0.0, share), torch.where(silent, share, 0.0)
-        return Targets(top, spoken, moment, masked, regular, count, hit.double(), hit.double())
+        return Targets(top, spoken, moment, masked, regular, count, count, hit.double())
 
     @property
     def omega(self) -> RegulariserInParts:
@@ -208,7 +208,8 @@ class LossInParts:
         top, rest = self._conjugate(state)
         level = torch.where(targets.top == -math.inf, top / self.rows.tau, gap(top, targets.top, self.rows.tau)) + rest
         if self.form.fenchel:
-            regular = self.omega.whole(targets.regulariser.squeeze(-1), targets.mass.squeeze(-1), **self.rows.params)
+            mass = targets.mass * (1 - self.smoothing) + self.smoothing  # Σ y
+            regular = self.omega.whole(targets.regulariser.squeeze(-1), mass.squeeze(-1), **self.rows.params)
             value = _times(targets.weight, level + regular.unsqueeze(-1) - targets.moment / self.rows.tau)
         else:
             value = _times(targets.share, level) - targets.moment / self.rows.tau

@@ -39,10 +39,12 @@ def cross_entropy(
     Args:
         input: scores x, (C), (N, C) or (N, C, d…), float64, float32, bfloat16 or float16.
         target: class indices () , (N) or (N, d…), or probabilities of x's shape. Probabilities may require grad.
-        weight: one weight a class (C), finite and not negative. A negative one, which torch takes, is refused on purpose: it would
-            reward being wrong without bound, and the mean could be over a sum of 0.
+        weight: one weight w_c a class (C), finite and not negative; of the smoothed target y it makes −Σ_c w_c y_c log p_c. A
+            negative one, which torch takes, is refused on purpose: it would reward being wrong without bound, and the mean could be
+            over a sum of 0.
         ignore_index: class indices of this value add nothing, and their scores get no gradient.
-        reduction: "mean" (over the weights of the rows that are not ignored; over all rows for probabilities), "sum" or "none".
+        reduction: "mean" (over the weights w_t of labels t that are not ignored, smoothed or not; over all rows for probabilities,
+            so that it is another number for one-hot rows than for labels where classes have weights), "sum" or "none".
         label_smoothing: ε in [0, 1]; the target becomes (1 − ε) y + ε/C.
         temperature: τ > 0, for the loss of x/τ: a number, a tensor that broadcasts against x with size 1 along the class axis, or a
             module that says one, such as `Temperature`; it may require grad. Any but 1.0 is computed in float64. τ and 1/τ must be

@@ -210,7 +210,7 @@ def fenchel_young_loss(
 
     Args:
         map: a registered name, the function of a map or a `Map`; it must have a regulariser.
-        weight: one weight a class, not negative; a row counts w_t, or Σ_c w_c y_c for probabilities y.
+        weight: one weight a class, not negative; a row counts Σ_c w_c y_c, y the smoothed target.
         **params: the map's parameters (`alpha=1.3`, or `map_alpha=1.3`); tensors may require grad.
         The others: as for `cross_entropy`. Rows of target probabilities must sum to 1.
 

@@ -72,7 +72,7 @@ class Account(NamedTuple):
     mass: Any  # U
     distance: Any  # Σ u (M − x)
     omega: Any  # Ω(y), where y is given
-    weight: Any  # w, where y is given
+    weight: Any  # w = Σ w_c y_c, where classes have weights
     total: Any  # Σ y, where y is given
     impossible: Any  # how many classes of −∞ have a target
 
@@ -129,9 +129,11 @@ def account(rows, target, formula, x, maximum, label, row, column, inside, theta
     distance = row_sum(tl.where((u == 0.0) | (x == -INFINITY), 0.0, u * below))
     impossible = row_sum(tl.where((u != 0.0) & (x == -INFINITY) & inside, 1.0, 0.0).to(tl.float64))
     omega, weight, total = tl.zeros_like(mass), tl.zeros_like(mass), tl.zeros_like(mass)
+    if target.weights is not None:
+        weight = row_sum(y * factor)
     if target.soft is not None:
         omega = row_sum(formula.regulariser(y, theta)) if formula.FENCHEL else omega
-        weight, total = row_sum(y * factor), row_sum(y)
+        total = row_sum(y)
     return Account(mass, distance, omega, weight, total, impossible)
 
 
@@ -172,8 +174,6 @@ def value_of(rows, target, formula, sums, v, label, maximum, theta):
             omega += formula.missing(1.0 - sums.total, maximum, theta)
         if target.weights is not None:
             weight = sums.weight
-            if target.soft is None:  # the weight of a label is not smoothed
-                weight = tl.load(target.weights + tl.where((label >= 0) & (label < rows.n), label, 0))
     value = mass * v + omega + sums.distance
     if formula.FENCHEL:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
