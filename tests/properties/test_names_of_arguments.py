@@ -53,7 +53,6 @@ ELSEWHERE = {
     "epochs": ["max_iter"],
     "margin": ["m"],
     "k": ["top_k"],
-    "p": ["min_p", "top_p"],
 }
 
 
@@ -114,6 +113,16 @@ def test_a_slip_or_a_foreign_name_is_told_the_argument_s_own(called: str):
             if wrong not in known:
                 with pytest.raises(TypeError, match=rf"^[\w.]+: unknown argument '{wrong}'; did you mean '{own}'"):
                     CALLABLES[called](**{wrong: 1})
+
+
+def test_a_share_is_told_the_map_whose_it_is():
+    for called, function in CALLABLES.items():
+        if "p" in [parameter.name for parameter in arguments(function)]:
+            own, other = ("min", "top") if "minp" in called.lower() else ("top", "min")
+            with pytest.raises(TypeError, match=rf"^[\w.]+: unknown argument '{own}_p'; did you mean 'p'"):
+                function(**{f"{own}_p": 0.1})
+            with pytest.raises(TypeError, match=rf"^[\w.]+: unknown argument '{other}_p'; it is p of {other}p_softmax"):
+                function(**{f"{other}_p": 0.1})
 
 
 @pytest.mark.parametrize("called", CALLABLES)

@@ -74,6 +74,8 @@ OF_MAPS = {
     "order": "taylor_softmax",
     "noise": "perturb_max",
 }
+# Two maps have a p, of two meanings.
+SHARES = {"min_p": "minp_softmax", "minp": "minp_softmax", "top_p": "topp_softmax", "topp": "topp_softmax"}
 # Options of losses, as a function that takes `loss=` has them.
 OF_LOSSES = {
     "alpha": '("entmax", 1.3)',
@@ -91,13 +93,23 @@ def unknown_argument(name: str, got: str, known: Iterable[str], of: str = "it", 
     takes = [each for each in known if not each.startswith("_")]
     free = takes if free is None else free
     of_another = of == "map 'softmax'" and got in OF_MAPS  # softmax is what there is where no map is named
-    hint = f'; it goes with a map that has it, as in map="{OF_MAPS[got]}", {got}=…' if of_another else meant(got, free)
+    hint = (
+        f'; it goes with a map that has it, as in map="{OF_MAPS[got]}", {got}=…'
+        if of_another
+        else _share(got, f"{name} {of}", free) or meant(got, free)
+    )
     taken = f"{of} takes: {', '.join(takes) or 'none'}"
     text = f"{name}: unknown argument {got!r}{hint}"
     error = TypeError(f"{text}; {taken}" if not hint.endswith("?") else f"{text} ({taken})" if takes else text)
     if not is_compiling():  # which cannot trace it
         vars(error)["unknown"] = name, got, takes, of, free
     return error
+
+
+def _share(got: str, called: str, every: Sequence[str]) -> str:
+    """That a share is the p of another map than that which is `called`; nothing of its own."""
+    is_minp = "minp" in called.lower()
+    return f"; it is p of {SHARES[got]}" if got in SHARES and "p" in every and (is_minp != ("min" in got)) else ""
 
 
 def add_names(error: TypeError, options: Mapping[str, Any], own: Iterable[str]) -> None:

@@ -32,6 +32,7 @@ from softmaxima.heads.request import Request, of_rows
 from softmaxima.heads.scores import Moved, Scored, move_labels, scored
 from softmaxima.kernels.native import Layer
 from softmaxima.losses._finding import find_loss
+from softmaxima.losses._parts import all_rows
 
 
 @public
@@ -224,7 +225,7 @@ class Head:
         losses = RowLosses.of(self.name, self.ranks, agreement, bound, request.batch, self.ignore_index)
         if (some := losses.counting()) is not None:
             own = replace(self, request=request.part(some)).evaluate(agreement, some.shape)
-            return losses.spread(own, some).reshape(shape) if request.batch.reduction == "none" else own
+            return all_rows(own, some, shape) if request.batch.reduction == "none" else own
         value = _LayerLoss.apply(self, losses, request.hidden, request.weight, request.bias, request.tau)
         return value.reshape(shape) if request.batch.reduction == "none" else value
 

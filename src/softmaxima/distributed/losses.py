@@ -35,7 +35,7 @@ from softmaxima.distributed.ranks import (
 from softmaxima.distributed.rows import Shared
 from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, mean_over, prepare
 from softmaxima.losses._finding import find_loss
-from softmaxima.losses._parts import LabelScores, LossInParts, Targets, bind
+from softmaxima.losses._parts import LabelScores, LossInParts, Targets, all_rows, bind
 
 # From (the sum of losses, how many rows count) of these rows that of all, where other ranks have others
 Total = Callable[[Tensor], Tensor]
@@ -163,7 +163,7 @@ def _of_rows(loss: RowLosses, batch: Batch, total: Total | None) -> Tensor:
         return _SharedLoss.apply(loss, batch.reduction, batch.empty, total, x)  # type: ignore[return-value]
     x = x.reshape(loss.target.numel(), x.shape[-1]).index_select(0, some)
     value: Any = _SharedLoss.apply(loss.of_rows(some), batch.reduction, batch.empty, total, x)
-    return loss.spread(value, some) if batch.reduction == "none" else value
+    return all_rows(value, some, sizes(loss.target)) if batch.reduction == "none" else value
 
 
 class Found(NamedTuple):
@@ -264,10 +264,6 @@ class RowLosses:
     def of_rows(self, some: Tensor) -> RowLosses:
         """The losses of some rows, counted through all axes, as those of one axis."""
         return replace(self, own=self.own.of_rows(self._shape, some), target=self.target.flatten()[some])
-
-    def spread(self, values: Tensor, some: Tensor) -> Tensor:
-        """Those of all rows, 0 for others than these."""
-        return values.new_zeros(self.target.numel()).index_copy(0, some, values).reshape(self._shape)
 
     def is_by_kernels(self, like: Tensor, dtype: torch.dtype) -> bool:
         """Whether scores of a dtype, where `like` is, are not widened."""

@@ -45,7 +45,7 @@ from softmaxima.core.temperature import anchored, is_one, quotient
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import has_kernel
-from softmaxima.losses._parts import RowForm, bind
+from softmaxima.losses._parts import RowForm, all_rows, bind, some_rows
 
 REDUCTIONS = ("mean", "sum", "none")
 EMPTY = ("nan", "zero")
@@ -587,7 +587,7 @@ def check_target(name: str, scores: Tensor, target: Any, class_axis: int, ignore
     if targets.dtype.is_floating_point:
         check_soft(name, scores, targets, ignore_index)
     elif targets.dtype == torch.bool or targets.is_complex() or sizes(targets) != hard_shape:
-        repair = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
+        repair = "; one-hot labels need target.float()" if sizes(targets) == shape and not targets.is_complex() else ""
         if targets.dtype == torch.bool and sizes(targets) == hard_shape:
             repair = "; classes 0 and 1 need target.long()"
         raise ValueError(
@@ -682,15 +682,20 @@ def check_soft(name: str, scores: Tensor, targets: Tensor, ignore_index: int) ->
             "class indices must be integers"
         )
     if ignore_index >= 0:
-        raise ValueError(f"{name}: ignore_index works with class indices, not with probabilities; give those rows weight 0 instead")
+        raise ValueError(
+            f"{name}: ignore_index works with class indices, not with probabilities; leave those rows out of scores and target"
+        )
     if is_concrete(targets) and bool((targets < 0).any()):
         raise ValueError(f"{name}: target probabilities must not be negative, got {float(targets.min())}")
 
 
 def check_sums(name: str, mass: Tensor) -> None:
     """The target of a Fenchel–Young loss is a distribution."""
-    if bool(((mass - 1).abs() > 1e-2).any()):
-        raise ValueError(f"{name}: each row of target probabilities must sum to 1; divide it by its sum, or use cross_entropy")
+    wrong = (mass - 1).abs() > 1e-2
+    if bool(wrong.any()):
+        got = float(mass[wrong].flatten()[0])
+        repair = "divide each row by its sum" if got else "leave out rows that have no target"
+        raise ValueError(f"{name}: each row of target probabilities must sum to 1, got one that sums to {got:.6g}; {repair}")
 
 
 def as_labels(name: str, target: Any) -> Tensor:
@@ -828,7 +833,8 @@ class Loss:
             weight, ignore_index, reduction, label_smoothing, empty, options: as the loss has them. `temperature` divides scores.
 
         Raises ValueError for a loss that has no form in parts, and for labels that are no place in them. Cost: two reads of the
-        parts more than the map's probabilities take, or three where the loss is no value whose gradient is the map.
+        parts more than the map's probabilities take, or three where the loss is no value whose gradient is the map; of rows that
+        are ignored nothing.
 
         >>> import torch, softmaxima as sm
         >>> x = torch.tensor([[0.0, 1.0, 3.0]])
@@ -843,20 +849,29 @@ class Loss:
         plain = in_parts("softmax")
         n = sum(part.x.shape[-1] for part in plain.parts(parts))
         own = bind(name, self.row_form, n, soft, label_smoothing, ignore_index, temperature, options)
-        rows, labels = own.rows, None if soft else as_labels(name, target)
-        weights = None if weight is None else check_class_weight(name, weight, n)
+        rows, labels, shape = own.rows, None if soft else as_labels(name, target), ()
+        first = next(iter(rows.parts(parts)))
+        weights, some = None if weight is None else check_class_weight(name, weight, n), None
+        if labels is not None:
+            own.check_labels(first.x, labels)
+            counts, shape = labels != ignore_index, sizes(labels)
+            if not bool(counts.all()):  # rows that are ignored are left out
+                some = counts.flatten().nonzero().squeeze(-1)
+                own, labels = own.of_rows(shape, some), labels.flatten()[some]
 
         def chunks() -> Iterator[tuple[Part, Tensor, Tensor | None]]:
             targets = (as_tensor(name, "target", y) for y in target) if soft else itertools.repeat(labels)
             for part, y in zip(rows.parts(parts), targets, strict=soft):
                 if soft:
                     check_soft(name, part.x, y, ignore_index)  # type: ignore[arg-type]
+                if some is not None:
+                    part = Part(some_rows(part.x, some, shape), own.rows.tau, some_rows(part.first, some, shape))
                 yield part, y, None if weights is None else weights[places(part)]  # type: ignore[misc]
 
         targets = own.targets(chunks)
-        counted = torch.ones_like(targets.mass) if soft else (labels != ignore_index).unsqueeze(-1)  # type: ignore[union-attr]
-        if not soft and not bool((targets.mass == counted).all()):
-            wrong = labels[(targets.mass != counted).squeeze(-1)].flatten()[0]  # type: ignore[index]
+        counted = torch.ones_like(targets.mass)
+        if labels is not None and not bool((targets.mass == counted).all()):
+            wrong = labels[(targets.mass != counted).squeeze(-1)].flatten()[0]
             raise ValueError(
                 f"{name}: each label must be the place of one score in the parts, whose `first` says where they begin; "
                 f"got {int(wrong)}"
@@ -868,9 +883,11 @@ class Loss:
         scale = value.new_ones(())
         if reduction == "mean":
             scale = mean_over(scale, (counted if soft or weights is None else targets.counted).sum(dtype=torch.float64), empty)
-        first = next(iter(rows.parts(parts)))
         value = value if reduction == "none" else value.sum() * scale
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
+        if some is not None:
+            value = all_rows(value, some, shape) if reduction == "none" else value
+            slopes = [all_rows(v, some, shape) for v in slopes]
         return as_given(value, None, first), [as_given(v, None, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
 
     def complete(self, options: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:

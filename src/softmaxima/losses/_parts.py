@@ -87,7 +87,7 @@ class LossInParts:
 
     def of_rows(self, shape: Sequence[int], some: Tensor) -> LossInParts:
         """The same of some rows, counted through all axes of the shape that all have."""
-        return self.each(lambda value: value.expand((*shape, 1)).reshape(-1, 1)[some])
+        return self.each(lambda value: some_rows(value, some, shape))
 
     def target(self, part: Part, target: Tensor) -> tuple[Tensor, Tensor]:
         """(y of a part, smoothed; where the label is), of labels [...] or of its own probabilities [..., n]."""
@@ -98,13 +98,13 @@ class LossInParts:
                 )
             hit, y = torch.zeros_like(part.x, dtype=torch.bool), target.double()
         else:
-            self._check_labels(part.x, target)
+            self.check_labels(part.x, target)
             hit = (places(part) == target.unsqueeze(-1)) & (target != self.ignore_index).unsqueeze(-1)
             y = hit.double()
         y = y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / self.n
         return y.masked_fill(self.ignored(target), 0.0), hit
 
-    def _check_labels(self, x: Tensor, target: Tensor) -> None:
+    def check_labels(self, x: Tensor, target: Tensor) -> None:
         if sizes(target) != sizes(x)[:-1]:
             raise ValueError(f"{self.name}: labels must be one a row, {sizes(x)[:-1]}, got {sizes(target)}")
 
@@ -145,7 +145,7 @@ class LossInParts:
 
     def label_scores(self, x: Tensor, first: int | Tensor, target: Tensor, weight: Tensor | None = None) -> LabelScores:
         """What there is of the labels in scores of any dtype from the place `first` on, of which one a row is read."""
-        self._check_labels(x, target)
+        self.check_labels(x, target)
         n = sizes(x)[-1]
         place = target.unsqueeze(-1) - first
         hit = (place >= 0) & (place < n) & ~self.ignored(target)
@@ -255,6 +255,19 @@ class LossInParts:
             p = p.masked_fill(endless & (seen.x < math.inf), -math.inf).masked_fill(endless & (seen.x == math.inf) & (y == 0), 0.0)
         value, slope = self.form.of_p(p, self.n, **self.options)  # type: ignore[misc]
         return _times(s, value).sum(-1, keepdim=True), _counted(s, slope)
+
+
+def some_rows(values: Any, some: Tensor, shape: Sequence[int]) -> Any:
+    """Those [..., m] of some rows, counted through all axes of the shape that all have; a number as it is."""
+    if not isinstance(values, Tensor):
+        return values
+    return values.expand(*shape, values.shape[-1] if values.ndim else 1).reshape(math.prod(shape), -1)[some]
+
+
+def all_rows(values: Tensor, some: Tensor, shape: Sequence[int]) -> Tensor:
+    """Those [...] of rows of that shape, of `values` of some of them, and 0 for the others."""
+    each = values.shape[1:]
+    return values.new_zeros((math.prod(shape), *each)).index_copy(0, some, values).reshape(*shape, *each)
 
 
 def _counted(share: Tensor, values: Tensor) -> Tensor:
