@@ -24,7 +24,8 @@ from softmaxima.distributed.ranks import Agreement
 from softmaxima.distributed.rounds import part_of, rounds_of, sees
 from softmaxima.maps import REGISTRY as MAPS
 
-MERGING = [name for name, map in MAPS.items() if map.blocks is not None and not map.properties.logarithmic]
+PROBABILITIES = [name for name, map in MAPS.items() if not map.properties.logarithmic]
+MERGING = [name for name in PROBABILITIES if MAPS[name].blocks is not None]
 FORMS = ("ring", "gather", "merge")
 PLACES, WIDTHS = 13, (7, 0, 6)  # of the contiguous layout
 
@@ -113,7 +114,7 @@ def of_a_map(rank: int, name: str, seldom: bool) -> dict[Any, float]:
 
 
 @pytest.mark.parametrize("seldom", [False, exhaustively(True)])
-@pytest.mark.parametrize("name", MERGING)
+@pytest.mark.parametrize("name", PROBABILITIES)
 def test_every_map_is_that_of_one_process(name: str, seldom: bool, three: Processes) -> None:
     for found in three.run(of_a_map, name, seldom):
         assert max(found.values()) <= 1e-12, {what: far for what, far in found.items() if far > 1e-12}
@@ -135,6 +136,11 @@ def of_what_is_beside(rank: int, form: str) -> dict[Any, float]:
         ("softmax", {"softcap": 1.5, "alibi_slopes": torch.tensor([0.0, 0.1, 0.3, -0.2])}, {"temperature": tau}),
         ("entmax15", {"softcap": 1.5, "alibi_slopes": torch.tensor([0.0, 0.1, 0.3, -0.2])}, {"temperature": tau, "bias": bias}),
         ("sparsemax", {}, {"attn_mask": mask, "key_lengths": lengths, "temperature": tau}),
+        (
+            "perturb_max",
+            {},
+            {"attn_mask": mask, "bias": bias, "temperature": tau[0, :, :1], "map_scale": normal(*head, seed=9).abs() + 0.5},
+        ),
     ]
     found = {}
     for (number, (name, options, beside)), (layout, seen) in itertools.product(enumerate(every), USUAL):
@@ -348,7 +354,7 @@ def test_second_derivatives_are_those_of_one_process_where_keys_are_gathered(thr
 
 def of_one_output(rank: int) -> list[Tensor]:
     own, (q, k, v, _) = places_of(rank, "balanced"), sequence(torch.float32)
-    parts, maps = (q, k[:, :, own], v[:, :, own]), ("softmax", "entmax15", "taylor_softmax")
+    parts, maps = (q, k[:, :, own], v[:, :, own]), ("softmax", "entmax15", "taylor_softmax", "perturb_max")
     return [sm.distributed.attention(*parts, form="merge", layout="balanced", enable_gqa=True, map=name) for name in maps]
 
 
@@ -362,7 +368,7 @@ def test_merged_outputs_are_the_same_on_every_rank(three: Processes) -> None:
 def of_shapes(rank: int) -> float:
     """Keys that a batch shares, heads without a batch, one number a key, and nothing at all."""
     farthest = 0.0
-    for form, name in itertools.product(FORMS, ("softmax", "sparsemax")):
+    for form, name in itertools.product(FORMS, ("softmax", "sparsemax", "perturb_max")):
         for batch, of_keys, size in (((2, 3), (1, 1), 4), ((3,), (3,), 1), ((), (2,), 4), ((0, 2), (0, 2), 4)):
             q, k, v = (normal(*shape, 6, size, seed=seed) for seed, shape in enumerate((batch, of_keys, of_keys)))
             own = slice(2 * rank, 2 * rank + 2)
@@ -380,17 +386,6 @@ def of_shapes(rank: int) -> float:
 
 def test_shapes_of_all_kinds(three: Processes) -> None:
     assert max(three.run(of_shapes)) <= 1e-12
-
-
-def of_a_noisy_map(rank: int) -> float:
-    """A map that has no blocks is gathered, and refused otherwise."""
-    with pytest.raises(ValueError, match="perturb_max does not say how it works on parts; gather the keys, by form='gather'"):
-        sm.distributed.attention(*sequence()[:3], map="perturb_max", enable_gqa=True)
-    return deviation(rank, "gather", "balanced", {"map": "perturb_max"}, SEEN[1])
-
-
-def test_a_map_without_blocks_is_gathered(three: Processes) -> None:
-    assert max(three.run(of_a_noisy_map)) <= 1e-12
 
 
 # What is sent -------------------------------------------------------------------------------------------------------------------
@@ -438,6 +433,8 @@ MORE = [KEYS[i] + TRIP[i] for i in range(3)]
         ("gather", "softmax", {"is_causal": True}, [[(8, "all")]] * 3, [[], [(8, 0)], [(8, 0), (8, 1)]]),
         ("merge", "softmax", {}, [[(2, "all")]] * 3, [[(1, "all")]] * 3),
         ("merge", "sparsemax", {}, [[(5, "all"), (1, "all")]] * 3, [[(4, "all"), (1, "all")]] * 3),
+        ("ring", "perturb_max", {}, [[(8, "all")]] * 3, [[(8, to) for to in range(3) if to != rank] for rank in range(3)]),
+        ("merge", "perturb_max", {}, [[(8, "all")]] * 3, [[]] * 3),
     ],
 )  # fmt: skip
 def test_what_is_sent(

@@ -72,6 +72,8 @@ def attention(
                 second derivatives. For any map, and the faster where the keys fit; gradients of keys are sent to whom they belong.
             "merge": each rank attends to its own keys, and what they find is merged, by one gather in place of each trip. For few
                 queries that all ranks know, as in decoding with a shared cache; the output is the same on all, to the last bit.
+            A map that has no form in parts (perturb_max, fusedmax, oscarmax) has its keys and values gathered in every form; in
+            "merge" each rank then attends to all of them, for all queries, and nothing is sent for the gradient.
         layout: which places the ranks have, "contiguous", one after the other, or "balanced", those of `sm.distributed.places`, by
             which all have the same work where attention is causal. What a rank's queries may not see is skipped, and sent only as
             far as someone reads it.
@@ -116,11 +118,6 @@ def attention(
         own = check_request(NAME, query, key, value, **options)
         if learns(own.slopes):
             raise ValueError(f"{NAME}: alibi_slopes must not require grad; call alibi_slopes.detach(), or give their bias as bias=")
-        if form != "gather" and own.map.blocks is None:
-            raise ValueError(
-                f"{NAME}: {own.map.name} does not say how it works on parts; gather the keys, by form='gather', or give its Map "
-                "`blocks`"
-            )
     length, same = own.query.shape[-2], _alike(own, of_all_keys, form=form, layout=layout, first_query=first_query)
     learning = {what: x for what, x in {**_numbers(own), **of_all_keys}.items() if learns(x)}
     rows = [x.shape[-2] if x.ndim > 1 else 1 for x in learning.values()]
@@ -135,7 +132,7 @@ def attention(
         same = dict(zip(of_all, copied(ranks, NAME, *of_all.values()), strict=True))
         of_all_keys = {what: same.get(what, x) for what, x in of_all_keys.items()}
         options["temperature"] = same.get("temperature", temperature)
-        options["params"] = {what: same.get(what, x) for what, x in params.items()}
+        options["params"] = {what: same.get(what, x) for what, x in own.map.named(params, NAME).items()}
         everywhere = (x.new_zeros(1).expand(*x.shape[:-2], of_keys.whole, x.shape[-1]) for x in (own.key, own.value))
         request = check_request(NAME, query, *everywhere, **of_all_keys, **options)
     if of_all or any(x is not None for x in of_all_keys.values()):
@@ -143,7 +140,7 @@ def attention(
     reads = [[any(sees(request.visible, i, j) for i in mine for j in theirs) for theirs in keys] for mine in queries]
     parts = Parts(NAME, ranks, keys, reads)
     with ranks.working(NAME):
-        if form == "gather":
+        if form == "gather" or own.map.blocks is None:
             output = _gathered(SharedAttention(form, request, queries[ranks.rank], parts), own.key, own.value)
         else:
             shared = SharedAttention(form, _without_graph(request), queries[ranks.rank], parts)
@@ -199,7 +196,7 @@ class SharedAttention:
 
 def _gathered(shared: SharedAttention, key: Tensor, value: Tensor) -> Tensor:
     """Every span of queries attends to the keys that some of it see, by operations that autograd records."""
-    keys, values = shared.parts.gathered(key, value)
+    keys, values = shared.parts.gathered(key, value, is_same=shared.form == "merge")
     visible, outputs = shared.request.visible, []
     for span in shared.queries:
         least = 0 if visible.left is None else span.place - visible.left

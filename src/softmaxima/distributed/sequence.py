@@ -62,9 +62,12 @@ class Parts:
     def length(self, rank: int) -> int:
         return sum(span.length for span in self.spans[rank])
 
-    def gathered(self, *own: Tensor) -> tuple[Tensor, ...]:
-        """The tensors with all places in order, by one all-gather of the parts; differentiable any number of times."""
-        return _Gathered.apply(self, *own)
+    def gathered(self, *own: Tensor, is_same: bool = False) -> tuple[Tensor, ...]:
+        """The tensors with all places in order, by one all-gather of the parts; differentiable any number of times.
+
+        The gradient is what those of all ranks add up to, or, where all ranks make the same of the tensors, that of each.
+        """
+        return _Gathered.apply(self, is_same, *own)
 
     # Round a ring ----------------------------------------------------------------------------------------------------------------
 
@@ -141,8 +144,8 @@ def unflat(message: Tensor, like: Sequence[Tensor], length: int) -> list[Tensor]
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parts: Parts, *own: Tensor) -> tuple[Tensor, ...]:
-        ctx.parts = parts
+    def forward(ctx: Any, parts: Parts, is_same: bool, *own: Tensor) -> tuple[Tensor, ...]:
+        ctx.parts, ctx.is_same = parts, is_same
         longest = max(map(parts.length, range(parts.ranks.size)))
         with parts.ranks.working(parts.name):
             padded = [torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[-2])) for x in own]
@@ -155,17 +158,17 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Any:
-        return None, *_Returned.apply(ctx.parts, *slopes)
+        return None, None, *_Returned.apply(ctx.parts, ctx.is_same, *slopes)
 
 
 class _Returned(torch.autograd.Function):
-    """What all ranks have for the places of this one, added up: tensors of all places to those of own ones."""
+    """What all ranks have for the places of this one, added up, or the same of each: tensors of all places to those of own ones."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Parts, *whole: Tensor) -> tuple[Tensor, ...]:
-        ctx.parts = parts
+    def forward(ctx: Any, parts: Parts, is_same: bool, *whole: Tensor) -> tuple[Tensor, ...]:
+        ctx.parts, ctx.is_same = parts, is_same
         ranks, rank = parts.ranks, parts.ranks.rank
-        others = [other for other in range(ranks.size) if other != rank]
+        others = [other for other in range(ranks.size) if other != rank and not is_same]
         with ranks.working(parts.name):
             of = [[torch.cat([x[..., span.whole, :] for span in spans], -2) for x in whole] for spans in parts.spans]
             sends = [(flat(of[other]), other) for other in others if parts.length(other) and parts.reads[rank][other]]
@@ -179,4 +182,4 @@ class _Returned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Any:
-        return None, *_Gathered.apply(ctx.parts, *slopes)
+        return None, None, *_Gathered.apply(ctx.parts, ctx.is_same, *slopes)
