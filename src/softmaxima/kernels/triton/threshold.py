@@ -103,7 +103,7 @@ def level_of(b, c):
 
 
 @triton.jit
-def bracketed(level, low, high, most, least, mass, slope, beta, step, method):
+def bracketed(level, low, high, most, least, mass, slope, beta, settled, step, method):
     """(next level, bracket, the masses at its ends): Newton's step, the secant's where that is outside, or half of the bracket."""
     most, low = tl.where(mass >= 1.0, mass, most), tl.where(mass >= 1.0, level, low)
     least, high = tl.where(mass <= 1.0, mass, least), tl.where(mass <= 1.0, level, high)
@@ -117,7 +117,7 @@ def bracketed(level, low, high, most, least, mass, slope, beta, step, method):
             secant = low + (high - low) * (rise / tl.where(rise > fall, rise - fall, 1.0))
             inside = tl.where((secant > low) & (secant < high), secant, middle)
     inside = tl.where((newton >= low) & (newton <= high) & ((beta <= 1.0) | (newton != level)), newton, inside)
-    halves = (beta > 1.0) & ((step % 3 == 2) | (step >= NEWTON_STEPS))
+    halves = (beta > 1.0) & ~settled & ((step % 3 == 2) | (step >= NEWTON_STEPS))
     return tl.where(halves, middle, inside), low, high, most, least
 
 
@@ -132,7 +132,7 @@ def solve(z, beta, lowest, highest, method):
     step = 0
     while (tl.max(moves.to(tl.int32)) > 0) & (step < STEPS):
         before = level
-        level, under, above, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, method)
+        level, under, above, most, least = bracketed(level, low, high, most, least, mass, slope, beta, settled, step, method)
         level = tl.where(moves, level, before)  # so that a row is the same beside whatever rows
         low, high = tl.where(moves, under, low), tl.where(moves, above, high)
         mass, slope = method.sums(z, beta, level)
@@ -292,13 +292,16 @@ def solve_gathered(rows, group, counts, gathered, solved, method, WIDTH: tl.cons
     level = low
     mass, slope = gathered_sums(gathered, total, beta, level, method, WIDTH)
     most, least = tl.full((1, 1), INFINITY, tl.float64), tl.zeros_like(mass)
-    moving = tl.max(tl.where(is_settled(mass, slope, level, high, beta, maximum) | (spoilt > 0.0), 0, 1))
+    settled = is_settled(mass, slope, level, high, beta, maximum)
+    moving = tl.max(tl.where(settled | (spoilt > 0.0), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
         before = level
-        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, method)
+        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, settled, step, method)
         mass, slope = gathered_sums(gathered, total, beta, level, method, WIDTH)
-        moving = tl.max(tl.where(is_settled(mass, slope, level, before, beta, maximum), 0, 1))
+        rests = settled | (beta <= 1.0)  # as in `solve`
+        settled = is_settled(mass, slope, level, before, beta, maximum)
+        moving = tl.max(tl.where(settled & rests, 0, 1))
         step += 1
     b, c = two_terms(level, mass, rows.COMPUTE)
     if method.edges is not None:
