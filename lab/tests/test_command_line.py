@@ -225,7 +225,11 @@ def test_a_disk_that_is_full_after_some_folds_names_what_is_kept(
     assert (tmp_path / "out" / "report.html").exists()
 
 
-SIGNALS = [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+SIGNALS = [
+    (signal.SIGINT, "interrupted", 130),
+    (signal.SIGTERM, "terminated", 143),
+    (signal.SIGHUP, "its terminal was closed", 129),
+]
 
 
 @pytest.mark.parametrize(("number", "said", "status"), SIGNALS)

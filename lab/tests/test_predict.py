@@ -594,6 +594,13 @@ def tampered(record: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
     yield "format", 2, "is of format 2"
     yield "encoder", {}, "is not a model"
     yield "encoder", record["encoder"] | {"classes": ("a",)}, "do not fit"
+    encoder = record["encoder"]
+    first, *others = encoder["columns"]
+    for wrong in (True, 1, ("a",), b"a"):
+        yield "encoder", encoder | {"classes": (wrong, *encoder["classes"][1:])}, "must be texts"
+        yield "encoder", encoder | {"words": (wrong,)}, "must be texts"
+        for name, value in (("categories", (wrong,)), ("name", wrong), ("unit", wrong), ("written", wrong)):
+            yield "encoder", encoder | {"columns": (first | {name: value}, *others)}, "must be texts"
     classifier = record["classifier"]
     for part, name, value in (
         ("params", "map", "none"),

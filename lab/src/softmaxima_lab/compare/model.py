@@ -232,8 +232,6 @@ def _check_about(record: Any) -> None:
 def _model(record: Mapping[str, Any], classifier: Mapping[str, Any]) -> Model:
     try:
         model = Model(Classifier.from_dict(classifier), Encoder.from_dict(record["encoder"]), record["learnt_from"])
-        if not all(isinstance(name, str) for name in (model.encoder.target, *(column.name for column in model.encoder.columns))):
-            raise ValueError("names of columns must be texts")
         classes, width = len(model.encoder.classes), sum(column.width for column in model.encoder.columns)
         if model.classifier.classes_.tolist() != list(range(classes)) or model.classifier.n_features_in_ != width:
             raise ValueError(f"{classes} classes and {width} features of the table do not fit the classifier")

@@ -149,9 +149,14 @@ class Encoder:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """What `as_dict` gave, also after a passage through JSON."""
+        """What `as_dict` gave, also after a passage through JSON. Raises ValueError where something else stands for a text."""
         columns = tuple(Column(**column | {"categories": tuple(column["categories"])}) for column in record["columns"])
-        return cls(record["target"], tuple(record["classes"]), columns, tuple(record.get("words", ())))
+        made = cls(record["target"], tuple(record["classes"]), columns, tuple(record.get("words", ())))
+        of_columns = [text for column in columns for text in (column.name, column.kind)]
+        may_be_none = [text for column in columns for text in (*column.categories, column.written, column.unit) if text is not None]
+        if not all(type(text) is str for text in (made.target, *made.classes, *made.words, *of_columns, *may_be_none)):
+            raise ValueError("names of columns, classes and words must be texts")
+        return made
 
 
 def check_types(frame: pl.DataFrame) -> None:
