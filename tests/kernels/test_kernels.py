@@ -884,7 +884,7 @@ def test_loss_kernel_on_random_calls(name: str):
         y = torch.nn.functional.one_hot(label, n).double() if hard else draw.as_rows(soft)[rows]
         y = y * (1 - smoothing) + smoothing / n
         weights = torch.ones(n, dtype=torch.float64) if class_weight is None else class_weight
-        row_weight = (weights[label] if hard else (y * weights).sum(-1)) if fenchel else None
+        row_weight = (y * weights).sum(-1) if fenchel else None
         expected, gradient, size = literal_loss(name, params, z, y, weights, row_weight, square)
         actual, actual_gradient = draw.as_rows(wide)[:, 0], draw.as_rows(slope)
         # Float32 terms in the sum of exponentials, double elsewhere.
