@@ -274,8 +274,12 @@ def _may_be(value: Any, annotation: str, what: str) -> bool:
     if isinstance(value, int) and value is not True and value is not False and value < 0:
         return what in ("dim", "ignore_index")
     kinds: dict[type, tuple[str, ...]] = {
-        bool: ("bool",), int: ("int", "float"), float: ("float",), str: ("str", "Literal", "AnyMap", "NoiseLike"), type(None): ("None",)
-    }  # fmt: skip
+        bool: ("bool",),
+        int: ("int", "float"),
+        float: ("float",),
+        str: ("str", "Literal", "AnyMap", "NoiseLike"),
+        type(None): ("None",),
+    }
     words = kinds.get(type(value), ("Array", "Tensor") if hasattr(value, "shape") else ("Callable",) if callable(value) else ())
     return any(re.search(rf"\b{word}\b", annotation) for word in words)
 
