@@ -15,6 +15,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -682,10 +683,12 @@ def test_a_misspelt_option_is_not_taken_for_a_file(softmaxima_lse: Callable, tmp
 def test_an_error_of_the_system_is_one_line(softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
     np.save(tmp_path / "x.npy", scores(10))
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(start: int, stop: int = 0) -> Any:
+        yield np.zeros(1)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(files, "of_pieces", fail)
+    read = opening._from_file
+    monkeypatch.setattr(opening, "_from_file", lambda *asked: replace(read(*asked), blocks=fail, part=fail))
     code, out, err = softmaxima_lse(str(tmp_path / "x.npy"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "x.npy cannot be read (Input/output error)" in err

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,34 @@ def test_raw_errors_are_explained_by_annotations_and_by_what_was_called():
             call()
     with pytest.raises(ZeroDivisionError):  # what the arguments do not explain stays as it is
         made(2.0, lambda x: 1 / 0)
+
+
+def test_what_a_function_that_is_given_raises_stays_as_it_is(tmp_path: Path):
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    q, x = torch.zeros(1, 2, 3), torch.zeros(2, 3)
+    for error in (
+        ValueError("mine"),
+        OSError(28, "full", "my.log"),
+        KeyError("mine"),
+        AssertionError(),
+        type("Own", (Exception,), {})(),
+    ):
+
+        def mine(*_: Any, error: Exception = error) -> Any:
+            raise error
+
+        for call in (
+            lambda f: sm.attention(q, q, q, map="proportional", f=f, window=[1, 1]),
+            lambda f: sm.robust.attack(f, x.sigmoid(), torch.tensor([0, 1]), 0.1, limits=[0, 1]),
+            lambda f: sm.file_logsumexp(tmp_path / "x.npy", progress=f),
+            lambda f: sm.file_logsumexp(tmp_path / "x.npy", observe=f),
+            lambda f: sm.proportional(x, f=f),
+        ):
+            with pytest.raises(type(error)) as raised:
+                call(mine)
+            assert raised.value is error
+    with pytest.raises(TypeError, match=r"^test_what.*<lambda>\(\) missing"):  # of what it calls
+        sm.proportional(x, f=lambda z: (lambda a, b: a)(z))
 
 
 def test_methods_of_other_libraries_on_ours_are_told_too():

@@ -97,7 +97,7 @@ def test_a_checksum_that_a_file_has_is_asked(kind: str, tmp_path: Path):
         asked: dict[str, Any] = {"column": "score"} if kind.startswith("pages") else {}
         assert sm.file_logsumexp(path, **asked).n == 3000
         _spoilt(path, at)
-        with pytest.raises(InputError, match="cannot be (read|unpacked)"):
+        with pytest.raises(InputError, match=r"cannot be (read|unpacked)"):
             sm.file_logsumexp(path, **asked)
 
 

@@ -259,7 +259,8 @@ def _more_than(name: str, values: Sequence[Any], own: Sequence[str], named: Mapp
     got = repr(value) if shown else getattr(value, "__name__", f"a {type(value).__name__}")
     free = [each for each in named if not each.startswith("_")]
     if not free:
-        return TypeError(f"{name}: takes {len(own)} arguments, {', '.join(own)}; got {got} beyond them")
+        takes = f"{len(own)} arguments, {', '.join(own)}" if own else "no arguments"
+        return TypeError(f"{name}: takes {takes}; got {got} beyond them")
     after = f"arguments after {own[-1]}" if own else "arguments"
     meant = [each for each in free if _may_be(value, str(named[each]), each)] if dtype is None else ["dtype"]
     is_whole = shown and meant and (not isinstance(value, (int, float)) or value > 0 or meant[0] == "dim" or value is False)
@@ -291,13 +292,16 @@ def explain(function: Callable[..., Any], name: str, error: Exception, given: Ma
     """
     if is_compiling() or isinstance(error, Warning):
         return
+    if not _is_of_libraries(error, function):
+        return
     raw = vars(error).get("raw")  # of a public function that this one calls, whose name nobody called
     if raw is None and re.match(r"[\w.]+: ", str(error)):
         _tell_of_order(error, given)
         return
-    hints = {what: parameter.annotation for what, parameter in inspect.signature(function).parameters.items()}
+    parameters = inspect.signature(function).parameters
+    hints = {what: parameter.annotation for what, parameter in parameters.items()}
     for what, value in given.items():
-        if hints[what] is inspect.Parameter.empty:
+        if hints[what] is inspect.Parameter.empty or value is parameters[what].default:
             continue
         hint = hints[what]
         try:
@@ -310,7 +314,7 @@ def explain(function: Callable[..., Any], name: str, error: Exception, given: Ma
         called = [getattr(value, "forward", value)] if isinstance(error, TypeError) and callable(value) else []
         if any(str(error).startswith(f"{getattr(each, '__qualname__', None)}() ") for each in called):
             raise TypeError(f"{name}: {what} cannot be called as it is here, {error}; give one with these arguments") from error
-    if isinstance(error, InputError) or not _is_of_libraries(error):
+    if isinstance(error, InputError):
         return
     for what, value in given.items():
         dtype = str(getattr(value, "dtype", ""))
@@ -361,11 +365,12 @@ _LIBRARIES = {
 }
 
 
-def _is_of_libraries(error: Exception) -> bool:
-    """Whether an error of Python, NumPy or scikit-learn comes out of code of libraries alone."""
-    if type(error).__module__.partition(".")[0] not in ("builtins", "numpy", "sklearn") or isinstance(error, OSError):
+def _is_of_libraries(error: Exception, function: Callable[..., Any]) -> bool:
+    """Whether an error of ours, Python, NumPy or scikit-learn comes out of the function or code of libraries alone."""
+    if type(error).__module__.partition(".")[0] not in ("softmaxima", "builtins", "numpy", "sklearn") or isinstance(error, OSError):
         return False
-    roots = {frame.f_globals.get("__name__", "softmaxima").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)}
+    rooms = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_globals is not function.__globals__]
+    roots = {room.get("__name__", "softmaxima").partition(".")[0] for room in rooms}
     return roots <= _LIBRARIES | sys.stdlib_module_names - {"__main__"}
 
 
@@ -392,6 +397,8 @@ def _fits(hint: Any, value: Any) -> bool:
         return not is_bool(value) and (is_scalar or (hasattr(value, "__index__") if kind is int else as_number(value) is not None))
     if kind is Callable:
         return callable(value)
+    if kind is tuple and isinstance(value, list):
+        return True  # which most functions take
     return not isinstance(kind, type) or (isinstance(value, kind) and not (kind is Sequence and isinstance(value, str)))
 
 

@@ -31,7 +31,7 @@ from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
 from softmaxima.streams.counts import COUNTED, Codes
 from softmaxima.streams.formats.opening import open_scores, read_once
 from softmaxima.streams.formats.plain import piece_length
-from softmaxima.streams.formats.source import Asked, Scores, unreadable
+from softmaxima.streams.formats.source import Asked, Scores
 from softmaxima.streams.state import LogSumExpState, of_pieces
 
 if TYPE_CHECKING:
@@ -316,10 +316,8 @@ def _summed(
             if time.monotonic() > saved + CHECKPOINT_SECONDS:
                 save(state)
                 saved = time.monotonic()
-    except BaseException as error:
+    except BaseException:
         save(state)
-        if isinstance(error, OSError):
-            raise unreadable(scores.name, error) from None
         raise
     return state
 

@@ -61,33 +61,32 @@ def open_scores(
     """
     if dtype is not None and (not isinstance(dtype, str) or dtype not in RAW_DTYPES):
         raise InputError(f"`dtype`: raw memory is of {', '.join(RAW_DTYPES)}; got {dtype!r}")
-    if path == STANDARD_INPUT:
-        if sys.stdin is None:
-            raise InputError("standard input is closed; give a file, or the output of another command")
-        return _from_pipe("standard input", sys.stdin.buffer, Asked(column, dtype, trusted, unended))
-    with _told(path):
-        scores = _from_file(path, Asked(column, dtype, trusted, unended))
+    if path == STANDARD_INPUT and sys.stdin is None:
+        raise InputError("standard input is closed; give a file, or the output of another command")
+    asked, name = Asked(column, dtype, trusted, unended), "standard input" if path == STANDARD_INPUT else str(path)
+    with _told(name):
+        scores = _from_pipe(name, sys.stdin.buffer, asked) if path == STANDARD_INPUT else _from_file(path, asked)
     part = scores.part
     return replace(
         scores,
-        blocks=lambda start: _all_told(path, scores.blocks(start)),
-        part=None if part is None else lambda start, stop: _all_told(path, part(start, stop)),
+        blocks=lambda start: _all_told(name, scores.blocks(start)),
+        part=None if part is None else lambda start, stop: _all_told(name, part(start, stop)),
     )
 
 
 @contextlib.contextmanager
-def _told(path: Place) -> Iterator[None]:
+def _told(name: str) -> Iterator[None]:
     """Whatever the library of a format or a protocol raises, as of a wrong checksum, is an InputError."""
     try:
         yield
     except (InputError, Warning):
         raise
     except Exception as error:
-        raise unreadable(str(path), error) from None
+        raise unreadable(name, error) from None
 
 
-def _all_told(path: Place, blocks: Iterator[Block]) -> Iterator[Block]:
-    with _told(path):
+def _all_told(name: str, blocks: Iterator[Block]) -> Iterator[Block]:
+    with _told(name):
         yield from blocks
 
 
