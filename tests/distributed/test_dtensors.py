@@ -312,6 +312,25 @@ def of_compiled(rank: int) -> float:
     return farthest
 
 
+def of_compiled_again(rank: int) -> float:
+    """The same of functions that were compiled for other sizes, and for scores that are sharded otherwise."""
+    farthest = 0.0
+    compiled = torch.compile(sm.sparsemax, backend="aot_eager")
+    for placements in ((S0, R), (R, S1), (S1, S0)):
+        scores = spread(normal(4, 6, seed=1), placements)
+        farthest = max(farthest, apart(compiled(scores).full_tensor(), sm.sparsemax(scores).full_tensor()))
+    compiled = torch.compile(sm.entmax15_loss, backend="aot_eager")
+    for rows in (4, 6, 3):
+        scores, labels = spread(normal(rows, 6, seed=1), (S0, R)), torch.arange(rows)
+        farthest = max(farthest, apart(compiled(scores, labels).full_tensor(), sm.entmax15_loss(scores, labels).full_tensor()))
+    return farthest
+
+
+@pytest.mark.exhaustive
+def test_compiled_functions_take_other_sizes_and_shards(four: Processes) -> None:
+    assert max(four.run(of_compiled_again)) <= 1e-14
+
+
 @pytest.mark.exhaustive
 def test_compiled_functions_do_the_same(four: Processes) -> None:
     assert max(four.run(of_compiled)) <= 1e-14

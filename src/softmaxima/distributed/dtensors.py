@@ -55,8 +55,9 @@ class Layout:
 
     @property
     def axes(self) -> list[int | None]:
-        """The axis of the scores that each mesh axis shards."""
-        return [placement.dim if isinstance(placement, Shard) else None for placement in self.scores.placements]
+        """The axis of the scores that each mesh axis shards; compared, for compilers take a placement's own for one that varies."""
+        every = range(self.scores.ndim)
+        return [next((axis for axis in every if placement.is_shard(axis)), None) for placement in self.scores.placements]
 
     @property
     def along(self) -> list[int]:
@@ -153,6 +154,8 @@ def laid_out(name: str, x: DTensor, dims: tuple[int, ...]) -> Layout:
     if x.device_mesh.get_coordinate() is None:
         raise ValueError(f"{name}: this rank must be in the mesh of the scores, {x.device_mesh}; call on its ranks alone")
     layout = Layout(name, x if placements == list(x.placements) else x.redistribute(placements=placements), dims)
+    if is_compiling():  # which would hold the next shape against the first
+        return layout
     expected, _ = compute_local_shape_and_global_offset(x.shape, x.device_mesh, placements)
     if tuple(expected) != tuple(layout.scores.to_local().shape):
         raise ValueError(
