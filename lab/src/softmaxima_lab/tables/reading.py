@@ -394,7 +394,10 @@ def _read_parquet(content: bytes, _: Known) -> Reading:
     _check_columns(about.num_columns)
     _check_size(8 * about.num_rows * about.num_columns, most_unpacked(len(content)))
     # by pyarrow, which asks the checksums of pages
-    return Reading(pl.read_parquet(io.BytesIO(content), use_pyarrow=True, pyarrow_options={"page_checksum_verification": True}))
+    frame = pl.read_parquet(io.BytesIO(content), use_pyarrow=True, pyarrow_options={"page_checksum_verification": True})
+    if frame.height != about.num_rows:  # as where the header of a page, which has no checksum, is damaged
+        raise InputError(f"is damaged: {frame.height} rows came where {about.num_rows} are stated; copy it again")
+    return Reading(frame)
 
 
 def _read_feather(content: bytes, _: Known) -> Reading:

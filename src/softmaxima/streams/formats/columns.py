@@ -21,6 +21,7 @@ from softmaxima.streams.formats.source import (
     Scores,
     beginnings,
     check_memory,
+    check_stated,
     choose_column,
     first_scores,
     library,
@@ -40,20 +41,22 @@ def open_parquet(path: Place, asked: Asked) -> Scores:
     chosen, dtype, each = _column(str(path), file.schema_arrow, asked.column)
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     lengths = [group.num_rows for group in groups]
+    check_stated(str(path), "rows", sum(lengths), file.metadata.num_rows)
     if each is None:
         columns = [column for group in groups for column in map(group.column, range(group.num_columns))]
         held = sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] == chosen)
         check_memory(path, asked, held * dtype.itemsize)
         together = max(1, source.PIECE * sum(lengths) // max(held, 1))  # rows with about so many scores
         batches = lambda: (batch.column(0) for batch in file.iter_batches(together, columns=[chosen]))
-        return _of_lists(str(path), dtype, lambda: decoded(str(path), batches(), pyarrow))
+        return _of_lists(str(path), dtype, lambda: decoded(str(path), batches(), pyarrow, stated=sum(lengths)))
     count, begins = sum(lengths) * each, beginnings(length * each for length in lengths)
 
     def part(start: int, stop: int) -> Iterator[Block]:
         held = of_parts(begins, start, stop)
         chunks = file.iter_batches(max(1, source.PIECE // each), row_groups=list(held), columns=[chosen]) if held else iter(())
         row = begins[held.start] // each if held else 0
-        found = decoded(str(path), (batch.column(0) for batch in chunks), pyarrow, row)
+        stated = row + sum(lengths[held.start : held.stop])
+        found = decoded(str(path), (batch.column(0) for batch in chunks), pyarrow, row, stated)
         return first_scores(skip_scores(found, start - begins[held.start]), stop - start)
 
     return Scores(str(path), str(dtype), dtype.itemsize, count, lambda start: part(start, count), part, lambda: begins)
@@ -105,9 +108,32 @@ def arrow_stream(stream: Stream) -> Scores:
         chosen, dtype, _ = _column(stream.name, ipc.open_stream(file).schema, stream.asked.column)
 
     def blocks(file: Any) -> Iterator[Block]:
-        return decoded(stream.name, (batch.column(chosen) for batch in ipc.open_stream(file)), pyarrow)
+        file = _Watched(file)
+        yield from decoded(stream.name, (batch.column(chosen) for batch in ipc.open_stream(file)), pyarrow)
+        if file.ended and not stream.asked.unended:
+            repair = "write it again and close its writer, or say that it is whole with `unended`"
+            raise InputError(f"{stream.name} has no mark of its end after its last batch, as a stream that is cut off; {repair}")
+        if file.read(1):  # at the end of what is compressed its checksum is asked
+            raise InputError(f"{stream.name} goes on after the end of its stream; write it again, one stream a file")
 
     return replace(stream.scores(str(dtype), blocks), itemsize=dtype.itemsize)
+
+
+class _Watched:
+    """A file, and whether nothing came where something was asked for last: readers of streams stop there as at their mark."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.ended = file, False
+
+    def close(self) -> None:
+        """What opened it does."""
+
+    def read(self, size: int = -1) -> bytes:
+        read = self._file.read(size)
+        self.ended = size > 0 and not read
+        return read
 
 
 def _feather_v1(path: Place, column: str | None) -> Scores:
@@ -156,8 +182,8 @@ def _of_lists(name: str, dtype: np.dtype, blocks: Callable[[], Iterator[Block]])
     return Scores(name, str(dtype), dtype.itemsize, None, lambda start: skip_scores(blocks(), start))
 
 
-def decoded(name: str, columns: Iterator[Any], pyarrow: Any, row: int = 0) -> Iterator[Block]:
-    """The scores of columns, of which the first begins with that row."""
+def decoded(name: str, columns: Iterator[Any], pyarrow: Any, row: int = 0, stated: int | None = None) -> Iterator[Block]:
+    """The scores of columns, of which the first begins with that row, and the last ends with the one that is stated."""
     for rows in columns:
         rows.validate(full=True)  # or lists may begin and end outside their memory
         values = rows
@@ -169,6 +195,8 @@ def decoded(name: str, columns: Iterator[Any], pyarrow: Any, row: int = 0) -> It
         row += len(rows)
         for start in range(0, len(values), source.PIECE):  # of lists there may be more than rows
             yield values.slice(start, source.PIECE).to_numpy(zero_copy_only=False)
+    if stated is not None:
+        check_stated(name, "rows", row, stated)
 
 
 def _has_none(held: Any) -> bool:

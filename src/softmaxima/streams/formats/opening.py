@@ -23,7 +23,7 @@ from softmaxima.streams.formats.items import Items, items_of, npy_header, numpy_
 from softmaxima.streams.formats.numbers import numbers_in, open_text, text_stream
 from softmaxima.streams.formats.plain import RAW_DTYPES, items_in, npy_stream, open_npy, open_npz, open_raw
 from softmaxima.streams.formats.rows import csv_stream, open_csv
-from softmaxima.streams.formats.source import Asked, Scores, empty_file, library, no_column, skip_scores, unreadable
+from softmaxima.streams.formats.source import Asked, Scores, check_stated, empty_file, library, no_column, skip_scores, unreadable
 from softmaxima.streams.formats.stream import Rejoined, Stream
 from softmaxima.streams.texts import table_in
 
@@ -66,11 +66,11 @@ def open_scores(
     asked, name = Asked(column, dtype, trusted, unended), "standard input" if path == STANDARD_INPUT else str(path)
     with _told(name):
         scores = _from_pipe(name, sys.stdin.buffer, asked) if path == STANDARD_INPUT else _from_file(path, asked)
-    part = scores.part
+    part, count = scores.part, scores.count
     return replace(
         scores,
-        blocks=lambda start: _all_told(name, scores.blocks(start)),
-        part=None if part is None else lambda start, stop: _all_told(name, part(start, stop)),
+        blocks=lambda start: _all_told(name, scores.blocks(start), None if count is None else max(0, count - start)),
+        part=None if part is None else lambda start, stop: _all_told(name, part(start, stop), stop - start),
     )
 
 
@@ -85,9 +85,14 @@ def _told(name: str) -> Iterator[None]:
         raise unreadable(name, error) from None
 
 
-def _all_told(name: str, blocks: Iterator[Block]) -> Iterator[Block]:
+def _all_told(name: str, blocks: Iterator[Block], stated: int | None) -> Iterator[Block]:
+    came = 0
     with _told(name):
-        yield from blocks
+        for block in blocks:
+            came += len(block)
+            yield block
+        if stated is not None:
+            check_stated(name, "scores", came, stated)
 
 
 def read_once(path: Place) -> bool:

@@ -86,6 +86,12 @@ def empty_file(name: str, what: str = "0 bytes") -> InputError:
     return InputError(f"{name} is empty: {what} came, as where what was to write them failed; write it again")
 
 
+def check_stated(name: str, what: str, came: int, stated: int) -> None:
+    """Raise InputError where a file held other than it states, as where pages of it were skipped."""
+    if came != stated:
+        raise InputError(f"{name} is damaged: {came} {what} came where {stated} are stated; copy it again")
+
+
 def unreadable(name: str, error: Exception) -> InputError:
     """What the system or a library said, in one line."""
     said = (str(getattr(error, "strerror", None) or error).strip().splitlines() or [type(error).__name__])[0]
