@@ -78,8 +78,9 @@ def file_logsumexp(
         effective_size: keep 1/Σp² too. It costs several times as much as the value.
         trusted: the files are of who may make this process read any file: HDF5 datasets whose scores are in files that it names,
             links out of a Zarr directory, and Feather of version 1, whose reader may crash, are read and not refused.
-        unended: of CSV and text, the last line may have no line end. That is else taken for the sign of a file that is cut off,
-            unless all is one line of at most 4096 bytes.
+        unended: of CSV and text, the last line may have no line end, and of CSV there may be no row after the header; of Arrow
+            streams the mark of their end may be missing. That is else taken for the sign of a file that is cut off, unless all is
+            one line of at most 4096 bytes.
         checkpoint: of one file: a file to continue from if it exists, written every few seconds and when an exception, such as
             KeyboardInterrupt, ends the call, and removed when the sum is complete.
         progress: called with (scores summed so far, the file's `Scores`) at the beginning and after each block; of several files,

@@ -87,10 +87,13 @@ class Limited(io.RawIOBase):
 
 
 class Ended(io.RawIOBase):
-    """A text that raises InputError where it ends as one that is cut off does: without a line end, unless it is one short line."""
+    """A text that raises InputError where it ends as one that is cut off does: without a line end, unless it is one short line.
 
-    def __init__(self, file: Any, name: str, unended: bool) -> None:
-        self._file, self._name, self._may = file, name, unended
+    After it comes what is to mark its end.
+    """
+
+    def __init__(self, file: Any, name: str, unended: bool, mark: bytes = b"") -> None:
+        self._file, self._name, self._may, self._mark = file, name, unended, mark
         self._bytes, self._has_lines, self._last = 0, False, b""
 
     def readable(self) -> bool:
@@ -103,6 +106,8 @@ class Ended(io.RawIOBase):
         elif not self._may and self._last not in b"\r\n" and (self._has_lines or self._bytes > TYPED):
             repair = "copy it again, or say that it is whole with `unended`"
             raise InputError(f"{self._name} has no line end after its last line, as a file that is cut off; {repair}")
+        else:
+            read, self._mark = self._mark[: len(buffer)], self._mark[len(buffer) :]
         buffer[: len(read)] = read
         return len(read)
 

@@ -68,7 +68,11 @@ def lse(
         ),
     ] = False,
     unended: Annotated[
-        bool, Parameter(help="CSV and text may end without a line end, which is else the sign of a file cut off.", negative=())
+        bool,
+        Parameter(
+            help="Text may lack its last line end, CSV rows, Arrow streams their end mark; that is else the sign of a file cut off.",
+            negative=(),
+        ),
     ] = False,
     checkpoint: Annotated[
         Path | None, Parameter(help="A file to continue from after an interruption: written as it goes, removed at the end.")
