@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 IN_A_CHUNK = " in one chunk"
 DEEPEST = 8  # that virtual datasets may be of virtual datasets
+LONGEST = 1000  # groups and links on the way to one
 
 
 def open_hdf5(path: Place, asked: Asked) -> Scores:
@@ -78,25 +81,77 @@ def _check_sources(path: Place, dataset: Any, h5py: Any, depth: int = 0) -> None
     if depth > DEEPEST:
         raise InputError(f"{path}: its scores are in datasets that name each other; copy them into one dataset")
     virtual = dataset.virtual_sources() if dataset.is_virtual else ()
-    for name in {name for name, *_ in dataset.external or ()} | {part.file_name for part in virtual}:
-        for place in (Path(str(path)).parent / name.replace("%b", "0"), Path(name)) if name != "." else ():
-            if place.exists() and not place.is_file():
-                raise InputError(f"{path}: its scores are in {place}, which is a pipe, a device or a directory; name a file there")
+    left = math.prod(dataset.shape or ()) * dataset.dtype.itemsize
+    for name, offset, size in dataset.external or ():
+        size, left = min(size, left), left - min(size, left)
+        held = min((place.stat().st_size for place in _places(path, name)), default=offset + size)  # HDF5 tells what is missing
+        if held < offset + size:  # its end would be zeros
+            raise InputError(
+                f"{path}: its scores are in {name!r}, which is cut off: {offset + size} bytes are stated; copy it again"
+            )
     for part in virtual:
-        within = part.file_name == "."
-        with contextlib.nullcontext(dataset.file) if within else _opened(Path(str(path)).parent / part.file_name, h5py) as file:
-            if file is not None and isinstance(found := file.get(part.dset_name), h5py.Dataset):
-                _check_sources(path if within else Path(file.filename), found, h5py, depth + 1)
+        names = (part.file_name, part.dset_name)
+        is_pattern = _numbered(names, 0) != _numbered(names, 1)
+        for number in itertools.count() if is_pattern else (0,):  # HDF5 reads on until one is not there
+            name, held = _numbered(names, number)
+            if not _check_source(path, dataset, name, held, h5py, depth):
+                if not is_pattern:  # its scores would be zeros
+                    raise InputError(f"{path}: its scores are in {held!r} of {name!r}, which is not there; copy that too")
+                break
 
 
-def _opened(path: Path, h5py: Any) -> contextlib.AbstractContextManager[Any]:
-    return h5py.File(path) if path.is_file() else contextlib.nullcontext()
+def _numbered(names: tuple[str, str], number: int) -> tuple[str, str]:
+    """The names that HDF5 makes of patterns, as "part-%b.h5"."""
+    file, dataset = (re.sub("%[b%]", lambda found: {"%b": str(number), "%%": "%"}[found[0]], name) for name in names)
+    return file, dataset
+
+
+def _check_source(path: Place, dataset: Any, name: str, held: str, h5py: Any, depth: int) -> bool:
+    """Whether the dataset `held` is in the file `name`; if it has sources too, they are checked."""
+    places = [] if name == "." else _places(path, name)
+    if name != "." and not places:
+        return False
+    with contextlib.nullcontext(dataset.file) if name == "." else h5py.File(places[0]) as file:
+        if not isinstance(found := _within(path, file, held, h5py), h5py.Dataset):
+            return False
+        _check_sources(path if name == "." else places[0], found, h5py, depth + 1)
+    return True
+
+
+def _places(path: Place, name: str) -> list[Path]:
+    """The files, which end, that HDF5 may find by the name in that file: in its folder, or from where the command is run."""
+    found = []
+    for place in (Path(str(path)).parent / name, Path(name), Path(os.path.realpath(str(path))).parent / Path(name).name):
+        if place.exists():
+            if not place.is_file():
+                raise InputError(f"{path}: its scores are in {place}, which is a pipe, a device or a directory; name a file there")
+            found.append(place)
+    return found
+
+
+def _within(path: Place, file: Any, name: str, h5py: Any) -> Any:
+    """What is at a name in a file. Links to other files, which HDF5 would open, raise InputError."""
+    found, parts = file, name.split("/")
+    for _ in range(LONGEST):
+        if not parts or not isinstance(found, h5py.Group):
+            break
+        part, parts = parts[0], parts[1:]
+        link = found.get(part, getlink=True) if part not in ("", ".") else None
+        if isinstance(link, h5py.SoftLink):
+            found, parts = (file if link.path.startswith("/") else found), link.path.split("/") + parts
+        elif isinstance(link, h5py.HardLink):
+            found = found[part]
+        elif link is not None:
+            raise InputError(f"{path}: its scores are in {name!r}, which is a link to another file; name that file there")
+        elif part not in ("", "."):
+            return None
+    return None if parts else found
 
 
 def open_zarr(path: Place, asked: Asked) -> Scores:
     zarr = library("zarr", "Zarr")
-    if isinstance(path, Path) and not asked.trusted:
-        _check_folder(path)
+    if isinstance(path, Path):
+        _check_folder(path, asked.trusted)
     array = zarr.open(path if isinstance(path, Path) else path.url, mode="r")
     if isinstance(array, zarr.Group):
         dtypes = {name: member.dtype for name, member in array.members(max_depth=None) if isinstance(member, zarr.Array)}
@@ -111,16 +166,22 @@ def open_zarr(path: Place, asked: Asked) -> Scores:
     return _in_chunks(str(path), items, array.shape, chunks, reading)
 
 
-def _check_folder(path: Path) -> None:
-    """Raise InputError where a directory has links out of it, or what is neither a file nor a directory."""
-    within = os.path.realpath(path) + os.sep
-    for folder, folders, names in os.walk(path):
+def _check_folder(path: Path, trusted: bool) -> None:
+    """Raise InputError where a directory has what is neither a file nor a directory, or links out of it that nobody trusts."""
+    within, seen = os.path.realpath(path) + os.sep, set()
+    for folder, folders, names in os.walk(path, followlinks=True):
         for place in (os.path.join(folder, name) for name in (*folders, *names)):
             mode = os.lstat(place).st_mode
-            if stat.S_ISLNK(mode) and not os.path.realpath(place).startswith(within):
-                raise InputError(f"{place} is a link out of {path}, and any file may be at its end; {TRUST}")
-            if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            if stat.S_ISLNK(mode):
+                if not trusted and not os.path.realpath(place).startswith(within):
+                    raise InputError(f"{place} is a link out of {path}, and any file may be at its end; {TRUST}")
+                if not os.path.exists(place):
+                    continue
+                mode = os.stat(place).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise InputError(f"{place} is a pipe, a device or a socket; take it out")
+        seen.add(os.path.realpath(folder))
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(folder, name)) not in seen]  # links in a circle
 
 
 def _in_chunks(
