@@ -17,6 +17,7 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 import pytest
 
 import softmaxima as sm
-from score_files import FORMATS, bare_csv_bytes, csv_bytes, named, npy_bytes, scores, text_bytes, write_feather_v1
+from score_files import FORMATS, bare_csv_bytes, csv_bytes, named, npy_bytes, scores, stream_bytes, text_bytes, write_feather_v1
 from softmaxima.core.numbers import InputError
 from softmaxima.streams import checkpoint
 from softmaxima.streams.formats import chunked, opening, rows, source, stream
@@ -128,6 +129,51 @@ def test_damage_anywhere_is_a_sentence_or_another_sum(kind: str, tmp_path: Path)
         file.write_bytes(whole)
 
 
+def _page_headers(path: Path) -> Iterator[bytes]:
+    """A Parquet file with one bit turned in the header of a page, which no checksum covers."""
+    whole, about = path.read_bytes(), pytest.importorskip("pyarrow.parquet").read_metadata(path)
+    for group in range(about.num_row_groups):
+        first = about.row_group(group).column(0).data_page_offset
+        for bit in range(0, 8 * 24, 5):
+            spoilt = bytearray(whole)
+            spoilt[first + bit // 8] ^= 1 << bit % 8
+            yield bytes(spoilt)
+
+
+@pytest.mark.parametrize("held", [{"s": np.arange(3000.0)}, {"s": np.arange(3000.0)[:, None].tolist()}], ids=["numbers", "lists"])
+def test_as_many_rows_come_as_are_stated(held: dict[str, Any], softmaxima_lse: Callable, tmp_path: Path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table(held)
+    parquet.write_table(table, tmp_path / "x.parquet", row_group_size=1000, use_dictionary=False, compression="none")
+    said: list[str] = []
+    for spoilt in _page_headers(tmp_path / "x.parquet"):
+        (path := tmp_path / "spoilt.parquet").write_bytes(spoilt)
+        code, out, err = softmaxima_lse(str(path))
+        assert (code, out) == (2, "") or (code, err, ": 3000 scores" in out) == (0, "", True)
+        said.append(err)
+        with contextlib.suppress(InputError):
+            assert reading.read_frame(path).frame.height == 3000
+    assert any(re.search("is damaged: 2000 (rows|scores) came where 3000 are stated; copy it again", err) for err in said)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_no_reader_is_believed_that_gives_fewer_than_a_file_states(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    suffix, options, write = FORMATS[kind]
+    write(path := tmp_path / f"file{suffix}", x := scores(20, 11))
+    given = opening._from_file
+
+    def stating(*arguments: Any) -> source.Scores:
+        found = given(*arguments)
+        return found if found.count is None else replace(found, count=found.count + 1)
+
+    monkeypatch.setattr(opening, "_from_file", stating)
+    held = opening.open_scores(path, **named(options))
+    parts = [functools.partial(held.part, stop=held.count)] if held.part else []
+    for blocks in () if held.count is None else (held.blocks, *parts):
+        with pytest.raises(InputError, match=f"{x.size} scores came where {x.size + 1} are stated|was cut off while it was read"):
+            list(blocks(0))
+
+
 # What files name outside them ----------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +223,41 @@ def _pipe(path: Path, elsewhere: Path) -> None:
     os.mkfifo(path / "c" / "0")
 
 
+def _pipe_of_zarr_2(path: Path, elsewhere: Path) -> None:
+    pytest.importorskip("zarr").create_array(path, data=np.ones(8, np.float32), zarr_format=2)
+    (path / "0").unlink()
+    os.mkfifo(path / "0")
+
+
+def _linked_pipe(path: Path, elsewhere: Path) -> None:
+    os.mkfifo(path.with_name("pipe"))
+    _linked_chunk(path, path.with_name("pipe"))
+
+
+def _linked_folder_pipe(path: Path, elsewhere: Path) -> None:
+    _pipe(path, elsewhere)
+    (path / "c").rename(path.with_name("folder"))
+    (path / "c").symlink_to(path.with_name("folder"))
+
+
+def _virtual_link_pipe(path: Path, elsewhere: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    os.mkfifo(path.with_name("pipe"))
+    with h5py.File(elsewhere, "w") as file:
+        file["link"] = h5py.ExternalLink("pipe", "/")
+        file["x"] = h5py.SoftLink("/link/x")
+    _virtual_of(path, str(elsewhere))
+
+
+def _virtual_gone(path: Path, elsewhere: Path) -> None:
+    _virtual_of(path, "gone.h5")
+
+
+def _external_cut(path: Path, elsewhere: Path) -> None:
+    elsewhere.write_bytes(bytes(7))
+    _external(path, elsewhere)
+
+
 def _external_pipe(path: Path, elsewhere: Path) -> None:
     os.mkfifo(path.with_name("pipe"))
     _external(path, path.with_name("pipe"))
@@ -194,6 +275,12 @@ OUTSIDE: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "pipe.h5": (_external_pipe, "the scores of 'x' are in other files that it names"),
     "link.zarr": (_linked_chunk, "c/0 is a link out of .*link.zarr"),
     "pipe.zarr": (_pipe, "c/0 is a pipe, a device or a socket; take it out"),
+    "two_pipe.zarr": (_pipe_of_zarr_2, "0 is a pipe, a device or a socket; take it out"),
+    "linked_pipe.zarr": (_linked_pipe, "c/0 is a link out of .*linked_pipe.zarr"),
+    "folder_pipe.zarr": (_linked_folder_pipe, "c is a link out of .*folder_pipe.zarr"),
+    "virtual_link_pipe.h5": (_virtual_link_pipe, "the scores of 'x' are in other files that it names"),
+    "gone.h5": (_virtual_gone, "the scores of 'x' are in other files that it names"),
+    "cut.h5": (_external_cut, "the scores of 'x' are in other files that it names"),
     "circle.h5": (_circle, "the scores of 'x' are in other files that it names"),
     "virtual_pipe.h5": (_virtual_pipe, "the scores of 'x' are in other files that it names"),
     "one.feather": (_first_feather, "is Feather of version 1, whose reader believes what is in it"),
@@ -210,7 +297,7 @@ def test_what_a_file_names_outside_it_is_not_read_unless_asked_for(name: str, so
     assert re.search(said, err)
     if "--trusted" in err:
         code, out, err = softmaxima_lse(str(tmp_path / name), *(("--column=id",) if name == "one.feather" else ()), "--trusted")
-        if name == "circle.h5" or "pipe" in name:  # which HDF5 crashes on, or waits for
+        if name in ("circle.h5", "gone.h5", "cut.h5") or "pipe" in name:  # which HDF5 crashes on, takes for zeros or waits for
             assert (code, out, err.count("\n")) == (2, "", 1)
             return
         assert (code, err) == (0, "")
@@ -307,6 +394,61 @@ def test_a_text_without_a_last_line_end_is_whole_where_that_is_said(softmaxima_l
         assert (code, err, json.loads(out)["maximum"]) == (0, "", 2.5)
     (tmp_path / "x.txt").write_text("1 2 3")  # as printf writes it
     assert json.loads(softmaxima_lse(str(tmp_path / "x.txt"), "--json")[1])["maximum"] == 3
+
+
+def _streams() -> Iterator[tuple[bytes, str]]:
+    """Arrow streams that are cut off between batches, or go on after their end."""
+    whole = stream_bytes(scores(200))
+    mark = b"\xff\xff\xff\xff"
+    for found in list(re.finditer(mark, whole))[1:]:
+        yield whole[: found.start()], "has no mark of its end after its last batch, as a stream that is cut off; write it again"
+    yield whole + whole, "goes on after the end of its stream; write it again, one stream a file"
+    yield whole + b"\0", "goes on after the end of its stream; write it again, one stream a file"
+
+
+@pytest.mark.parametrize("trusted", [(), ("--trusted",)])
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_a_stream_ends_at_its_mark(packed: str, trusted: tuple[str, ...], softmaxima_lse: Callable, tmp_path: Path):
+    path, pack = tmp_path / f"x.arrows{packed}", {"": bytes, ".gz": gzip.compress, ".zst": _zstd}[packed]
+    for content, said in _streams():
+        path.write_bytes(pack(content))
+        code, out, err = softmaxima_lse(str(path), "--column=score", *trusted)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert said in err
+        assert softmaxima_lse(str(path), "--column=score", "--unended")[0] == (0 if "mark" in said else 2)
+    for spoilt in (slice(-6), slice(-1)) if packed == ".gz" else ():
+        path.write_bytes(gzip.compress(stream_bytes(scores(200)))[spoilt])
+        assert softmaxima_lse(str(path), "--column=score", *trusted)[0] == 2
+
+
+def _zstd(content: bytes) -> bytes:
+    return pytest.importorskip("numcodecs").Zstd(checksum=True).encode(content)
+
+
+# Of tables whose later rows would be lost: what is said, where anything is.
+QUOTED: dict[str, str | None] = {
+    's,t\n1,"a\n2,b\n3,c\n': "the row of line 2 has a quote that is never closed; close it",
+    's,t\n1,5" x\n2,"a\n3,c\n': "the row of line 3 has a quote that is never closed",
+    's,t\n1,a\n\n3,"c\n': "the row of line 4 has a quote that is never closed",
+    's,t\n1,a\nx,b\n3,"c\n': "the row of line 4 has a quote that is never closed",
+    's;t\n1;a\n"3\n4;5\n': "the row of line 3 has a quote that is never closed",
+    '"s","t"\n1,"a ""b"" \n c"\n2,5" x\n': None,
+    's\n"1"\n2\n\n': None,
+    "s": "is empty: no row came after its header, as of a file that is cut off; write it again",
+    "s,t\n": "is empty: no row came after its header",
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("text", QUOTED)
+def test_no_quote_swallows_rows(text: str, encoding: str, softmaxima_lse: Callable, tmp_path: Path):
+    (tmp_path / "x.csv").write_bytes(text.encode(encoding))
+    code, out, err = softmaxima_lse(str(tmp_path / "x.csv"), "--column=s")
+    said = QUOTED[text]
+    assert (code, err.count("\n")) == ((0, 0) if said is None else (2, 1))
+    assert ": 2 scores" in out if said is None else said in err
+    if said is not None and "is empty" in said:
+        assert softmaxima_lse(str(tmp_path / "x.csv"), "--column=s", "--unended")[0] == 0
 
 
 # What is shown -------------------------------------------------------------------------------------------------------------------

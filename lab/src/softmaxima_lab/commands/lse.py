@@ -70,7 +70,7 @@ def lse(
     unended: Annotated[
         bool,
         Parameter(
-            help="Text may lack its last line end, CSV rows, Arrow streams their end mark; that is else the sign of a file cut off.",
+            help="Text may lack its last line end, CSV rows, an Arrow stream its end mark; else that is a sign of a file cut off.",
             negative=(),
         ),
     ] = False,

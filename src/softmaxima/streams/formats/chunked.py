@@ -136,7 +136,7 @@ def _within(path: Place, file: Any, name: str, h5py: Any) -> Any:
         if not parts or not isinstance(found, h5py.Group):
             break
         part, parts = parts[0], parts[1:]
-        link = found.get(part, getlink=True) if part not in ("", ".") else None
+        link: Any = found.get(part, getlink=True) if part not in ("", ".") else None
         if isinstance(link, h5py.SoftLink):
             found, parts = (file if link.path.startswith("/") else found), link.path.split("/") + parts
         elif isinstance(link, h5py.HardLink):
