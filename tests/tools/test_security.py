@@ -170,7 +170,7 @@ def test_no_reader_is_believed_that_gives_fewer_than_a_file_states(kind: str, tm
     held = opening.open_scores(path, **named(options))
     parts = [functools.partial(held.part, stop=held.count)] if held.part else []
     for blocks in () if held.count is None else (held.blocks, *parts):
-        with pytest.raises(InputError, match=f"{x.size} scores came where {x.size + 1} are stated|was cut off while it was read"):
+        with pytest.raises(InputError, match=rf"{x.size} scores came where {x.size + 1} are stated|was cut off while it was read"):
             list(blocks(0))
 
 
