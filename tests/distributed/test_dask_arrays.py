@@ -7,7 +7,7 @@ import math
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -488,12 +488,20 @@ def test_without_dask_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch)
         importlib.reload(room)
 
 
-def test_a_masked_array_is_advised_what_leaves_masked_scores_out():
-    x = np.random.default_rng(0).normal(size=(4, 6))
-    masked = da.ma.masked_greater(da.from_array(x, chunks=3), 1.0)
-    with pytest.raises(TypeError, match=r"got MaskedArray; pass (.*), and where=(.*)$") as raised:
-        sm.dask.logsumexp(masked)
-    scores, where = (
-        eval(each, {"dask": dask, "scores": masked}) for each in str(raised.value).split("pass ")[1].split(", and where=")
-    )
-    np.testing.assert_allclose(sm.dask.logsumexp(scores, where=where).compute(), sm.logsumexp(x, where=x <= 1.0), rtol=1e-13)
+def test_what_masked_arrays_are_advised_leaves_out_what_is_masked() -> None:
+    x, y = np.random.default_rng(0).normal(size=(4, 6)), np.array([0, 1, 2, 3])
+    mask, labels = x > 1, da.from_array(np.ma.masked_array(y, y == 2), chunks=2)
+    scores = da.from_array(np.ma.masked_array(x, mask), chunks=(2, 3))
+    known = {"dask": dask, "numpy": np, "scores": scores, "target": labels}
+    of_scores: Callable[[Any], Any] = lambda scores: sm.dask.cross_entropy(scores, np.array([0, 1, 3, 3]))
+    of_labels: Callable[[Any], Any] = lambda target: sm.dask.cross_entropy(da.from_array(x, chunks=(2, 3)), target)
+    for call, given, right in (
+        (sm.dask.softmax, scores, sm.softmax(np.where(mask, -np.inf, x))),
+        (sm.dask.logsumexp, scores, sm.logsumexp(np.where(mask, -np.inf, x))),
+        (of_scores, scores, sm.cross_entropy(np.where(mask, -np.inf, x), np.array([0, 1, 3, 3]))),
+        (of_labels, labels, sm.cross_entropy(x, np.where(y == 2, -100, y))),
+    ):
+        with pytest.raises(TypeError, match=r"got MaskedArray; call dask\.array\.ma\.filled") as raised:
+            call(given)
+        advised = str(raised.value).partition("call ")[2].partition("), which")[0] + ")"
+        np.testing.assert_allclose(call(eval(advised, known)), right, rtol=1e-14)

@@ -169,12 +169,21 @@ def check_scores(name: str, x: Any) -> Array:
     return _check_chunks(name, "scores", x)
 
 
+# Of masked arrays what takes the place of what is masked, and what that does.
+MASKED = {
+    "scores": ("-numpy.inf", "which leaves those scores out"),
+    "target": ("-100", "which ignore_index leaves out"),
+    "where": ("False", "which leaves those scores out"),
+}
+
+
 def _check_chunks(name: str, what: str, x: Array) -> Array:
     if type(x._meta) is not np.ndarray:
         kind = type(x._meta).__name__
         repair = "call .map_blocks(numpy.asarray)"
         if isinstance(x._meta, np.ma.MaskedArray):  # of which that would show what is masked
-            repair = f"pass dask.array.ma.getdata({what}), and where=~dask.array.ma.getmaskarray({what})"
+            value, meaning = MASKED.get(what, ("…", "with a value that counts"))
+            repair = f"call dask.array.ma.filled({what}, {value}), {meaning}"
         raise TypeError(f"{name}: the chunks of {what} must be NumPy arrays, got {kind}; {repair}")
     if any(math.isnan(size) for size in x.shape):
         raise ValueError(f"{name}: the chunks of {what} must be of known sizes, got shape {x.shape}; call .compute_chunk_sizes()")
