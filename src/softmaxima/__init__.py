@@ -114,7 +114,8 @@ else:
             return __getattr__(_RENAMED[name])
         room = None if name.startswith("_") or name == "REGISTRY" else __getattr__(_NAMES.get(name, "maps"))
         if room is None or name not in room.__all__:
-            raise AttributeError(f"module 'softmaxima' has no attribute {name!r}")
+            unknown = importlib.import_module("softmaxima.core.public").unknown_name
+            raise unknown("softmaxima", name, () if name.startswith("_") else __dir__())
         globals()[name] = found = getattr(room, name)
         return found
 

@@ -9,10 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import softmaxima as sm
 from softmaxima.core.public import _OF_OTHERS, OF_LOSSES, public
@@ -313,3 +315,62 @@ def test_an_option_of_a_loss_is_told_a_form_that_holds(option: str):
     told = re.search(r"as in loss=(.*?); it takes", str(caught.value))
     assert told is not None
     assert sm.linear_loss(hidden, weight, target, loss=ast.literal_eval(told[1])).isfinite()
+
+
+STRINGS, TABLE, MARKED = np.array(["10", "9.5", "x"]), torch.eye(4), [0, 2, 1, 1]
+Y = torch.tensor(MARKED)
+OF_FLASH = "None is a side without end, as FlashAttention's -1 is"
+# (what is called, what its error says must be done, in the words of a regular expression).
+ADVICE: list[tuple[Callable[[], Any], str]] = [
+    (lambda: sm.softmax(STRINGS), r"scores .*; call \.astype\(float\)"),
+    (lambda: sm.softmax(STRINGS.astype(object)), r"scores .*; call \.astype\(float\)"),
+    (lambda: sm.cross_entropy(TABLE, Y, weight=STRINGS), r"weight .*; call \.astype\(float\)"),
+    (lambda: sm.softmax(np.ones(3), where=STRINGS), r"where .*; .* as in where == 'True'$"),
+    (lambda: sm.cross_entropy(TABLE, STRINGS), r"target .*; number what they name: numpy\.unique"),
+    (lambda: sm.reliability(TABLE, STRINGS), r"labels .*; number what they name: numpy\.unique"),
+    (lambda: sm.calibrate_temperature(TABLE, F.one_hot(Y, 4)), r"; call \.argmax\(-1\) of one-hot labels$"),
+    (lambda: sm.reliability(TABLE, F.one_hot(Y, 4)), r"; call \.argmax\(-1\) of one-hot labels$"),
+    (lambda: sm.reliability(TABLE, F.one_hot(Y, 4).float()), r"; call \.argmax\(-1\)"),
+    (lambda: sm.reliability(TABLE, torch.ones(4, 4, dtype=torch.long)), r"; dim=None says"),
+    (
+        lambda: sm.fenchel_young_loss(TABLE, Y, map=sm.Entmax(alpha=1.3, temperature=2.0)),
+        r"give map='entmax', alpha=module\.alpha, temperature=module\.temperature$",
+    ),
+    (lambda: sm.fenchel_young_loss(TABLE, Y, map=sm.Entmax(alpha=1.3)), r"give map='entmax', alpha=module\.alpha$"),
+    (lambda: sm.attention(*HEADS, key_padding_mask=Y > 0), r"; give attn_mask=~key_padding_mask\[:, None, None\]"),
+    (lambda: sm.linear_loss(TABLE, Y, TABLE), r"weight .*int64; exchange weight and target, of which weight comes first$"),
+    (lambda: sm.margin_softmax_loss(TABLE, Y, TABLE), r"int64; exchange weight and target"),
+    (lambda: sm.sampled_softmax_loss(TABLE, Y, TABLE, samples=2, sampler="uniform"), r"int64; exchange weight and target"),
+    (lambda: sm.arcface(TABLE, TABLE, Y), r"int64; exchange target and class_vectors, of which target comes first$"),
+    (lambda: sm.linear_loss(TABLE, Y[:, None], Y), r"weight .*; call weight\.float\(\) first$"),
+    (lambda: sm.cross_entropy(Y, TABLE), r"; call x\.float\(\) first; or exchange input and target, of which input comes first$"),
+    (lambda: sm.sparse_softmax_loss(TABLE, Y, 3), r"; the third place is weight's: write k=3$"),
+    (lambda: sm.sparse_softmax_loss(TABLE, Y, 0.9), r"; the third place is weight's: write p=0\.9$"),
+    (lambda: sm.softmax(MagicMock()), r"got MagicMock; call torch\.tensor\(\) or numpy\.array\(\)$"),
+    (lambda: sm.softmax(TABLE, keepdim=True), r"'keepdim'; logsumexp has keepdim, and a map keeps every dimension"),
+    (lambda: sm.logsumexp(TABLE, b=TABLE), r"'b'; did you mean 'weights'\?"),
+    (lambda: sm.am_softmax_loss(TABLE, Y, scale=30.0), r"'scale'; give temperature=1/scale;"),
+    (lambda: sm.am_softmax_loss(TABLE, Y, s=30.0), r"'s'; give temperature=1/s;"),
+    (lambda: sm.cosface(TABLE, Y, s=30.0), r"'s'; did you mean 'scale'\?"),
+    (lambda: sm.perturb_max(TABLE, sigma=1.0), r"'sigma'; did you mean 'scale'\?"),
+    (lambda: sm.attention(*HEADS, window=(-1, 0)), rf"window must be .* got -1; {OF_FLASH}$"),
+]
+
+
+def test_what_an_error_advises_is_what_helps():
+    for call, said in ADVICE:
+        with pytest.raises((TypeError, ValueError), match=rf"^\w+: .*{said}"):
+            call()
+
+
+def test_names_of_other_libraries_are_told_ours():
+    for wrong, own in {
+        "entmax_bisect": "entmax", "EntmaxBisect": "Entmax", "EntmaxBisectLoss": "EntmaxLoss", "budget_bisect": "budget_sparsemax",
+        "logsoftmax": "log_softmax", "Logsoftmax": "LogSoftmax", "log_sum_exp": "logsumexp", "nll_loss": "cross_entropy",
+        "NLLLoss": "CrossEntropyLoss", "softmx": "softmax",
+    }.items():  # fmt: skip
+        with pytest.raises(AttributeError, match=rf"^module 'softmaxima' has no attribute '{wrong}'; did you mean '{own}'"):
+            getattr(sm, wrong)
+    for wrong in ("_softmax", "zzz"):
+        with pytest.raises(AttributeError, match=rf"has no attribute '{wrong}'$"):
+            getattr(sm, wrong)

@@ -14,7 +14,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, cast_to, check_device, check_value
 from softmaxima.core.contract import Map, find_map
-from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_int, check_number, is_finite
+from softmaxima.core.numbers import TEMPERATURE, InputError, check_count, check_flag, check_int, check_number, is_finite
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.maps import MapModule
 
@@ -351,6 +351,10 @@ def check_window(name: str, window: Any) -> tuple[int | None, int | None]:
     sides = window if isinstance(window, (tuple, list)) else (window, window)
     if len(sides) != 2:
         raise ValueError(f"{name}: window must be an int or (before, after), None for all, got {window!r}")
+    if any(type(side) is int and side == -1 for side in sides):
+        raise InputError(
+            f"{name}: window must be an int of at least 0, got -1; None is a side without end, as FlashAttention's -1 is"
+        )
     near = (min(side, FURTHEST) if type(side) is int else side for side in sides)
     left, right = (None if side is None else min(check_count(name, "window", side, 0), FURTHEST) for side in near)
     return left, right

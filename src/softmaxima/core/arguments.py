@@ -37,11 +37,12 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
         return _dense(name, what, x)
     if not isinstance(x, (np.ndarray, np.generic)):
         repair = "call torch.tensor() or numpy.array()"
-        if hasattr(x, "dask"):
+        kinds = type(x).__mro__  # for there are objects that answer whatever they are asked
+        if any(kind.__module__.startswith("dask") for kind in kinds):
             by_chunks = name in dir(importlib.import_module("softmaxima.dask"))
             repair = f"take sm.dask.{name}, which reads it chunk by chunk, or " if by_chunks else ""
             repair += "call .compute() where it fits in memory"
-        elif hasattr(x, "to_numpy"):
+        elif any("to_numpy" in vars(kind) for kind in kinds):
             repair = "call .to_numpy()"
         raise TypeError(f"{name}: {what} must be a torch.Tensor or a numpy.ndarray, got {type(x).__name__}; {repair}")
     if isinstance(x, np.ma.MaskedArray):
@@ -56,7 +57,11 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
     except TypeError:
         repair = "call .astype(numpy.float64)"
         if array.dtype.kind in "US" or (array.dtype.kind == "O" and any(isinstance(each, str) for each in array.flat)):
-            repair = "number what they name: numpy.unique(…, return_inverse=True)[1] does so in the order of the alphabet"
+            repair = "call .astype(float), which reads numbers that are written out"
+            if what in ("target", "labels"):
+                repair = "number what they name: numpy.unique(…, return_inverse=True)[1] does so in the order of the alphabet"
+            elif what == "where" or what.endswith("mask"):
+                repair = f"compare them with what stands for True, as in {what} == 'True'"  # astype(bool) asks for their length
         elif array.dtype.names:
             repair = f"take one of its fields, such as [{array.dtype.names[0]!r}]"
         elif what == "where":
@@ -152,7 +157,8 @@ def like_input(p: Tensor, x: Any) -> Any:
 def check_scores(name: str, x: Tensor, what: str = "scores", cast: str = "float()") -> Tensor:
     """The same of a tensor; `cast` is the method that makes floating point of integers."""
     if x.dtype not in COMPUTE_DTYPE:
-        repair = "take x.real or x.abs()" if x.is_complex() else f"call x.{cast} first"
+        called = what if what.isidentifier() and what != "scores" else "x"
+        repair = f"take {called}.real or {called}.abs()" if x.is_complex() else f"call {called}.{cast} first"
         raise TypeError(f"{name}: {what} must be float64, float32, bfloat16 or float16, got {x.dtype}; {repair}")
     # Of meta torch knows no autocast.
     if x.dtype in (torch.bfloat16, torch.float16) and not x.is_meta and torch.is_autocast_enabled(x.device.type):

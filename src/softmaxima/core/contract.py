@@ -275,7 +275,10 @@ def find_map(map: AnyMap, name: str = "find_map") -> Map:
     found = REGISTRY.get(called)
     if found is None or not (isinstance(map, str) or found.function is map):
         if isinstance(own := getattr(map, "map", None), Map):  # a module, which has parameters of its own
-            params = "".join(f", {parameter.name}=module.{parameter.name}" for parameter in own.params)
+            temperature = getattr(map, "temperature", 1.0)
+            held = [parameter.name for parameter in own.params]
+            held += ["temperature"] * (not isinstance(temperature, float) or temperature != 1)
+            params = "".join(f", {each}=module.{each}" for each in held)
             raise TypeError(
                 f"{name}: map must be the name or the function of a map, or a Map, got the module {type(map).__name__}; give "
                 f"map={own.name!r}{params}"

@@ -39,7 +39,8 @@ SYNONYMS = (
     ("first_query", "causal_offset", "query_offset"),
     ("window", "window_size", "sliding_window"),
     ("key_lengths", "cache_seqlens"),
-    ("scale", "softmax_scale", "scaling", "s"),
+    ("scale", "softmax_scale", "scaling", "s", "sigma"),
+    ("weights", "b"),
     ("bias", "attn_bias", "b"),
     ("softcap", "logits_soft_cap"),
     ("dropout_p", "dropout"),
@@ -62,6 +63,12 @@ SYNONYMS = (
     ("hidden", "hidden_layer_sizes"),
 )
 MEANINGS = {"where": ", whose True keeps a score", "sample_weight": ", one number for each row"}
+# What an argument is here of which another library has the opposite: (its name there, here): how it is written.
+OPPOSITES = {
+    ("key_padding_mask", "attn_mask"): "~key_padding_mask[:, None, None], whose True lets a query see a key",
+    ("scale", "temperature"): "1/scale",
+    ("s", "temperature"): "1/s",
+}
 # Options of maps, as a function that takes `map=` has them.
 OF_MAPS = {
     "alpha": "entmax",
@@ -123,7 +130,12 @@ def meant(got: str, every: Sequence[str]) -> str:
     """The one of these arguments that `got` is another name of, a slip of, or goes with, as the end of a sentence."""
     if got == "sample_weight" and got not in every and "reduction" in every:
         return '; with reduction="none" there is one loss a row, for you to weigh'
+    if got in ("keepdim", "keepdims") and got not in every and "dim" in every and "keepdim" not in every:
+        return "; logsumexp has keepdim, and a map keeps every dimension"
     own = next((own for own in every if any(got in group and own in group for group in SYNONYMS)), None)
+    own = own or next((own for own in every if (got, own) in OPPOSITES), None)
+    if (got, own) in OPPOSITES:
+        return f"; give {own}={OPPOSITES[got, own]}"
     if own is not None:
         return f"; did you mean {own!r}{MEANINGS.get(own, '')}?"
     if got in OF_LOSSES and "map_params" in every:
@@ -131,6 +143,27 @@ def meant(got: str, every: Sequence[str]) -> str:
     if got in OF_LOSSES and "loss" in every:
         return f"; options of a loss go with its name, as in loss={OF_LOSSES[got]}"
     return nearest(got, [each for each in every if not each.startswith("_")])
+
+
+# What other libraries call a function or a module of ours, in small letters and without underscores.
+ELSEWHERE = {
+    "nllloss": ("cross_entropy", "CrossEntropyLoss", ", which takes scores, not their log-probabilities"),
+    "budgetbisect": ("budget_sparsemax", "BudgetSparsemax", ""),
+}
+
+
+def unknown_name(module: str, got: str, known: Iterable[str]) -> AttributeError:
+    """That a module has no such name, with the one that is meant. Functions are meant by small letters, classes by capitals."""
+    bare = got.lower().replace("_", "")
+    function, made, why = ELSEWHERE.get(bare, ("", "", ""))
+    alike = [each for each in known if each[:1].isupper() == got[:1].isupper() and not each.startswith("_")]
+    if function:
+        hint = f"; did you mean {made if got[:1].isupper() else function!r}{why}?"
+    else:  # the entmax package has approximations by bisection beside what is exact
+        hint = nearest(re.sub("_?bisect", "", got, flags=re.IGNORECASE), alike)
+    if "bisect" in bare:
+        hint += " softmaxima.compat.entmax has the names of the entmax package"
+    return AttributeError(f"module {module!r} has no attribute {got!r}{hint}")
 
 
 def is_compiling() -> bool:
@@ -341,13 +374,19 @@ def explain(function: Callable[..., Any], name: str, error: Exception, given: Ma
 
 
 def _tell_of_order(error: Exception, given: Mapping[str, Any]) -> None:
-    """Asks of scores that are refused whether they stand in the place of what they are compared with."""
-    first, target = next(iter(given), None), next((each for each in ("target", "labels") if each in given), None)
-    if first is None or target is None or not isinstance(error, TypeError) or target in str(error):
+    """Asks of scores or weights that are refused whether they stand in the place of what they are compared with."""
+    target = next((each for each in ("target", "labels") if each in given), None)
+    if target is None or not isinstance(error, TypeError) or re.search(rf": {target}\b", str(error)):
         return
-    kinds = [str(getattr(given[each], "dtype", "")).removeprefix("torch.") for each in (first, target)]
-    if kinds[0].startswith(("int", "uint")) and kinds[1].startswith("float"):
-        error.args = (f"{error}; or exchange {first} and {target}, of which {first} comes first",)
+    refused = next(
+        (each for each in ("weight", "class_vectors") if re.match(rf"[\w.]+: {each} must be ", str(error))), next(iter(given))
+    )
+    kinds = {each: str(getattr(given[each], "dtype", "")).removeprefix("torch.") for each in (refused, target)}
+    if refused in given and kinds[refused].startswith(("int", "uint")) and kinds[target].startswith(("float", "bfloat")):
+        first, second = (each for each in given if each in kinds)
+        is_order = refused != next(iter(given))  # scores may be integers by mistake, and weights are none
+        told = f"{str(error).partition(';')[0]}; exchange" if is_order else f"{error}; or exchange"
+        error.args = (f"{told} {first} and {second}, of which {first} comes first",)
 
 
 _LIBRARIES = {

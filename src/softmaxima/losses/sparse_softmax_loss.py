@@ -11,6 +11,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import Map
+from softmaxima.core.numbers import as_number
 from softmaxima.core.public import public
 from softmaxima.core.rows import row_maximum
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_given, reduced, register
@@ -62,7 +63,7 @@ def sparse_softmax_loss(
     tensor(3.)
     """
     name = "sparse_softmax_loss"
-    k, p = _check_choice(name, k, p)
+    k, p = _check_choice(name, k, p, weight)
     map, theta = (TOPK_SOFTMAX, k) if k is not None else (TOPP_SOFTMAX, p)
     shared = (input, target, weight, ignore_index, reduction, label_smoothing, empty, temperature, dim, where)
     return reduced(name, map, (theta,), evaluation, {"k": k, "p": p}, *shared, given=KERNEL)
@@ -84,10 +85,12 @@ def evaluation(batch: Batch, k: int | None, p: float | None) -> Evaluation:
     return Evaluation(losses_given(batch, KERNEL, map, (theta,)), composite, wide=True)
 
 
-def _check_choice(name: str, k: Any, p: Any) -> tuple[int | None, float | None]:
-    """(k, p), of which one is None."""
+def _check_choice(name: str, k: Any, p: Any, third: Any = None) -> tuple[int | None, float | None]:
+    """(k, p), of which one is None; a number in the `third` place may be meant for it."""
     if (k is None) == (p is None):
-        raise ValueError(f"{name}: give exactly one of k and p, got k={k} and p={p}")
+        number = as_number(third) if k is None else None
+        named = "" if number is None else f"; the third place is weight's: write {'p' if 0 < number < 1 else 'k'}={third}"
+        raise ValueError(f"{name}: give exactly one of k and p, got k={k} and p={p}{named}")
     of_k, of_p = TOPK_SOFTMAX.params[0], TOPP_SOFTMAX.params[0]
     return None if k is None else of_k.check(name, k), None if p is None else of_p.check(name, p)
 

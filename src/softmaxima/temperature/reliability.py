@@ -194,6 +194,7 @@ def check_labels(name: str, labels: Any, x: Tensor, of: str) -> Tensor:
     found = check_values(name, "labels", as_tensor(name, "labels", labels))
     if found.dtype not in LABELS:
         repair = "call .long() of a tensor, .astype(int) of an array"
+        repair = "call .argmax(-1) of one probability a class" if found.shape == x.shape and found.is_floating_point() else repair
         raise TypeError(f"{name}: labels must be ints, the index of each row's class, got {found.dtype}; {repair}")
     found = _one_a_row(name, "labels", found, x, of).long()
     if not len(found):
@@ -226,6 +227,8 @@ def _one_a_row(name: str, what: str, given: Tensor, x: Tensor, of: str) -> Tenso
         axis = next((axis for axis in range(len(shape) - 1) if shape[:axis] + shape[axis + 1 :] == own), None)
         repair = "" if axis is None else f"; dim={axis} says that the classes are along axis {axis}"
         if own == shape:
+            one_hot = what == "labels" and shape[-1] > 1 and bool(((given != 0).sum(-1) == 1).all())
             repair = f"; dim=None says that {of} are single numbers of two classes"
+            repair = "; call .argmax(-1) of one-hot labels" if one_hot else repair
         raise InputError(f"{name}: {what} must have the shape {shape[:-1]}, one for each row of {of} {shape}, got {own}{repair}")
     return check_device(name, what, given, x).reshape(-1)
