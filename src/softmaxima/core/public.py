@@ -134,7 +134,7 @@ def meant(got: str, every: Sequence[str]) -> str:
         return "; logsumexp has keepdim, and a map keeps every dimension"
     own = next((own for own in every if any(got in group and own in group for group in SYNONYMS)), None)
     own = own or next((own for own in every if (got, own) in OPPOSITES), None)
-    if (got, own) in OPPOSITES:
+    if own is not None and (got, own) in OPPOSITES:
         return f"; give {own}={OPPOSITES[got, own]}"
     if own is not None:
         return f"; did you mean {own!r}{MEANINGS.get(own, '')}?"
