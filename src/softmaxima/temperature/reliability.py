@@ -227,8 +227,8 @@ def _one_a_row(name: str, what: str, given: Tensor, x: Tensor, of: str) -> Tenso
         axis = next((axis for axis in range(len(shape) - 1) if shape[:axis] + shape[axis + 1 :] == own), None)
         repair = "" if axis is None else f"; dim={axis} says that the classes are along axis {axis}"
         if own == shape:
-            one_hot = what == "labels" and shape[-1] > 1 and bool(((given != 0).sum(-1) == 1).all())
             repair = f"; dim=None says that {of} are single numbers of two classes"
-            repair = "; call .argmax(-1) of one-hot labels" if one_hot else repair
+            if what == "labels" and shape[-1] > 1 and bool(((given != 0).sum(-1) == 1).all()):  # of two columns it may be either
+                repair = (repair if shape[-1] == 2 else "") + "; call .argmax(-1) of one-hot labels"
         raise InputError(f"{name}: {what} must have the shape {shape[:-1]}, one for each row of {of} {shape}, got {own}{repair}")
     return check_device(name, what, given, x).reshape(-1)
