@@ -114,7 +114,7 @@ else:
             return __getattr__(_RENAMED[name])
         room = None if name.startswith("_") or name == "REGISTRY" else __getattr__(_NAMES.get(name, "maps"))
         if room is None or name not in room.__all__:
-            unknown = importlib.import_module("softmaxima.core.public").unknown_name
+            unknown = importlib.import_module("softmaxima.core.names").unknown_name
             raise unknown("softmaxima", name, () if name.startswith("_") else __dir__())
         globals()[name] = found = getattr(room, name)
         return found
