@@ -357,11 +357,10 @@ def _tell_of_order(error: Exception, given: Mapping[str, Any]) -> None:
     target = next((each for each in ("target", "labels") if each in given), None)
     if target is None or not isinstance(error, TypeError) or re.search(rf": {target}\b", str(error)):
         return
-    refused = next(
-        (each for each in ("weight", "class_vectors") if re.match(rf"[\w.]+: {each} must be ", str(error))), next(iter(given))
-    )
+    refused = next((each for each in ("weight", "class_vectors") if re.match(rf"[\w.]+: {each} must be ", str(error))), "")
+    refused = refused if refused in given else next(iter(given))
     kinds = {each: str(getattr(given[each], "dtype", "")).removeprefix("torch.") for each in (refused, target)}
-    if refused in given and kinds[refused].startswith(("int", "uint")) and kinds[target].startswith(("float", "bfloat")):
+    if kinds[refused].startswith(("int", "uint")) and kinds[target].startswith(("float", "bfloat")):
         first, second = (each for each in given if each in kinds)
         is_order = refused != next(iter(given))  # scores may be integers by mistake, and weights are none
         told = f"{str(error).partition(';')[0]}; exchange" if is_order else f"{error}; or exchange"
