@@ -38,7 +38,7 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
     if not isinstance(x, (np.ndarray, np.generic)):
         repair = "call torch.tensor() or numpy.array()"
         kinds = type(x).__mro__  # for there are objects that answer whatever they are asked
-        if any(kind.__module__.startswith("dask") for kind in kinds):
+        if any(str(kind.__module__).startswith("dask") for kind in kinds):
             by_chunks = name in dir(importlib.import_module("softmaxima.dask"))
             repair = f"take sm.dask.{name}, which reads it chunk by chunk, or " if by_chunks else ""
             repair += "call .compute() where it fits in memory"
@@ -58,10 +58,11 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
         repair = "call .astype(numpy.float64)"
         if array.dtype.kind in "US" or (array.dtype.kind == "O" and any(isinstance(each, str) for each in array.flat)):
             repair = "call .astype(float), which reads numbers that are written out"
-            if what in ("target", "labels"):
+            if what in ("target", "labels", "index"):
                 repair = "number what they name: numpy.unique(…, return_inverse=True)[1] does so in the order of the alphabet"
             elif what == "where" or what.endswith("mask"):
-                repair = f"compare them with what stands for True, as in {what} == 'True'"  # astype(bool) asks for their length
+                true = b"True" if array.dtype.kind == "S" else "True"
+                repair = f"compare them with what stands for True, as in {what} == {true!r}"  # astype(bool) asks for their length
         elif array.dtype.names:
             repair = f"take one of its fields, such as [{array.dtype.names[0]!r}]"
         elif what == "where":
@@ -122,7 +123,7 @@ def as_dtype(name: str, x: Any, dtype: DType) -> Any:
         choices = "float64, float32 or float16 for arrays" if is_array else "float64, float32, bfloat16 or float16"
         raise TypeError(f"{name}: dtype must be {choices}, got {dtype}; pass torch.float32")
     if (isinstance(x, Tensor) and x.is_complex()) or (is_array and x.dtype.kind == "c"):
-        raise TypeError(f"{name}: scores must be real, got {x.dtype}; take x.real or x.abs()")
+        raise TypeError(f"{name}: scores must be real, got {x.dtype}; take x.real or abs(x)")
     return x.astype(str(dtype).removeprefix("torch.")) if is_array else x.to(dtype) if isinstance(x, Tensor) else x
 
 
@@ -158,7 +159,7 @@ def check_scores(name: str, x: Tensor, what: str = "scores", cast: str = "float(
     """The same of a tensor; `cast` is the method that makes floating point of integers."""
     if x.dtype not in COMPUTE_DTYPE:
         called = what if what.isidentifier() and what != "scores" else "x"
-        repair = f"take {called}.real or {called}.abs()" if x.is_complex() else f"call {called}.{cast} first"
+        repair = f"take {called}.real or abs({called})" if x.is_complex() else f"call {called}.{cast} first"
         raise TypeError(f"{name}: {what} must be float64, float32, bfloat16 or float16, got {x.dtype}; {repair}")
     # Of meta torch knows no autocast.
     if x.dtype in (torch.bfloat16, torch.float16) and not x.is_meta and torch.is_autocast_enabled(x.device.type):

@@ -24,5 +24,5 @@ def unknown_name(module: str, got: str, known: Iterable[str]) -> AttributeError:
     else:  # the entmax package has approximations by bisection beside what is exact
         hint = nearest(re.sub("_?bisect", "", got, flags=re.IGNORECASE), alike)
     if "bisect" in bare:
-        hint += " softmaxima.compat.entmax has the names of the entmax package"
+        hint += f"{'' if hint.endswith('?') else ';'} softmaxima.compat.entmax has the names of the entmax package"
     return AttributeError(f"module {module!r} has no attribute {got!r}{hint}")

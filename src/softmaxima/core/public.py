@@ -130,8 +130,8 @@ def meant(got: str, every: Sequence[str]) -> str:
     """The one of these arguments that `got` is another name of, a slip of, or goes with, as the end of a sentence."""
     if got == "sample_weight" and got not in every and "reduction" in every:
         return '; with reduction="none" there is one loss a row, for you to weigh'
-    if got in ("keepdim", "keepdims") and got not in every and "dim" in every and "keepdim" not in every:
-        return "; logsumexp has keepdim, and a map keeps every dimension"
+    if got in ("keepdim", "keepdims", "keep_dims") and got not in every and "dim" in every and "keepdim" not in every:
+        return "; logsumexp has keepdim, and a map keeps every dimension" if "reduction" not in every else ""
     own = next((own for own in every if any(got in group and own in group for group in SYNONYMS)), None)
     own = own or next((own for own in every if (got, own) in OPPOSITES), None)
     if own is not None and (got, own) in OPPOSITES:

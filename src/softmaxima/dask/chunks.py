@@ -183,7 +183,8 @@ def _check_chunks(name: str, what: str, x: Array) -> Array:
         repair = "call .map_blocks(numpy.asarray)"
         if isinstance(x._meta, np.ma.MaskedArray):  # of which that would show what is masked
             value, meaning = MASKED.get(what, ("…", "with a value that counts"))
-            repair = f"call dask.array.ma.filled({what}, {value}), {meaning}"
+            given = f"{what}.astype(float)" if what == "scores" and x.dtype.kind in "iu" else what
+            repair = f"call dask.array.ma.filled({given}, {value}), {meaning}"
         raise TypeError(f"{name}: the chunks of {what} must be NumPy arrays, got {kind}; {repair}")
     if any(math.isnan(size) for size in x.shape):
         raise ValueError(f"{name}: the chunks of {what} must be of known sizes, got shape {x.shape}; call .compute_chunk_sizes()")

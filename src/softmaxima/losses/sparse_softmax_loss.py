@@ -88,8 +88,9 @@ def evaluation(batch: Batch, k: int | None, p: float | None) -> Evaluation:
 def _check_choice(name: str, k: Any, p: Any, third: Any = None) -> tuple[int | None, float | None]:
     """(k, p), of which one is None; a number in the `third` place may be meant for it."""
     if (k is None) == (p is None):
-        number = as_number(third) if k is None else None
-        named = "" if number is None else f"; the third place is weight's: write {'p' if 0 < number < 1 else 'k'}={third}"
+        number = as_number(third) if k is None and p is None else None
+        own = "k" if isinstance(third, int) and third >= 1 else "p" if number is not None and 0 < number <= 1 else ""
+        named = f"; the third place is weight's: write {own}={third}" if own else ""
         raise ValueError(f"{name}: give exactly one of k and p, got k={k} and p={p}{named}")
     of_k, of_p = TOPK_SOFTMAX.params[0], TOPP_SOFTMAX.params[0]
     return None if k is None else of_k.check(name, k), None if p is None else of_p.check(name, p)

@@ -194,7 +194,8 @@ def check_labels(name: str, labels: Any, x: Tensor, of: str) -> Tensor:
     found = check_values(name, "labels", as_tensor(name, "labels", labels))
     if found.dtype not in LABELS:
         repair = "call .long() of a tensor, .astype(int) of an array"
-        repair = "call .argmax(-1) of one probability a class" if found.shape == x.shape and found.is_floating_point() else repair
+        if found.shape == x.shape and found.is_floating_point() and bool(((found != 0).sum(-1) == 1).all()):
+            repair = "call .argmax(-1) of one-hot labels"
         raise TypeError(f"{name}: labels must be ints, the index of each row's class, got {found.dtype}; {repair}")
     found = _one_a_row(name, "labels", found, x, of).long()
     if not len(found):
