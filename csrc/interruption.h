@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 
 #include "kernels.h"
@@ -24,7 +25,7 @@ T& own_of_thread() {
     return *other;
 }
 
-struct Interrupted {};  // thrown out of a task that takes long, to where tasks are shared out
+struct Interrupted : std::exception {};  // thrown out of a task that takes long, to where tasks are shared out
 
 // Whether a piece of work is to end before it is done, for all its threads. Python's main thread, if it is one of them, asks now and then.
 class Halt {
