@@ -111,7 +111,8 @@ lint: $(INSTALLED)-lint
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	python=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))"); \
 	for file in $(wildcard csrc/*.cpp csrc/python/*.cpp); do \
-		$(BIN)/clang-tidy --quiet $$file -- -std=c++17 -O1 -Icsrc -isystem $$python -DSOFTMAXIMA_ISA=baseline || exit 1; \
+		$(BIN)/clang-tidy --quiet $$file -- -std=c++17 -O1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-variable \
+			-Icsrc -isystem $$python -DSOFTMAXIMA_ISA=baseline || exit 1; \
 	done
 
 format: $(INSTALLED)-lint

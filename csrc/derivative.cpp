@@ -138,7 +138,7 @@ struct Steep {
             const double value = double(widen(p[begin + i]));
             const bool counts = value > 0 && begin + i != least;
             const double weight = exp(exponent * (log(counts ? value : next) - log_next));
-            w[i] = counts ? weight : value > 0 || value <= 0 ? 0.0 : value;
+            w[i] = counts ? weight : value == value ? 0.0 : value;
         }
     }
 

@@ -88,7 +88,7 @@ void pull(const T* x, const T* y, const T* g, int64_t length, T* of_x, T* of_y) 
         double e = narrower ? exponential(distance) : exp(distance);
         if (!narrower) e += e * lost;
         const double share = narrower ? inverse_of(1 + e) : 1 / (1 + e);
-        const double infinite = (a == infinity) | (b == infinity) ? std::numeric_limits<double>::quiet_NaN() : share;
+        const double infinite = ((a == infinity) | (b == infinity)) ? std::numeric_limits<double>::quiet_NaN() : share;
         const double larger = ((a == -infinity) & (b == -infinity)) ? 0.0 : infinite, smaller = e * larger;
         narrow(pulled * (a > b ? larger : smaller), of_x[i]);
         narrow(pulled * (a > b ? smaller : larger), of_y[i]);
