@@ -66,6 +66,7 @@ def test_an_error_in_losses_of_each_row_leaves_the_group_as_it_was(three: Proces
 
 def of_a_broken_group(rank: int) -> list[tuple[str, float]]:
     group = dist.new_group(timeout=timedelta(seconds=1))
+    d.softmax(X, group=group)
     found = [attempt(lambda: of_rows(group, rank, 9 if rank == 1 else 1, "mean"))]
     found += [attempt(lambda: of_rows(group, rank, 1, "mean")) for _ in range(2)]
     found += [attempt(lambda: d.softmax(X, group=group))]
@@ -176,19 +177,27 @@ def test_of_ranks_that_wait_for_each_other_only_that_which_is_gone_is_named(form
 def of_a_rank_that_leaves(rank: int, error: type[BaseException], when: str) -> list[str]:
     """What two calls raise where rank 1 leaves the first, in a group of a long timeout."""
     group, told = dist.new_group(timeout=timedelta(seconds=30)), []
+    x = DTensor.from_local(X, DeviceMesh.from_group(group, "cpu"), [Shard(1)])
 
     def leaving(z: Tensor) -> Tensor:
         if when == "working" and dist.get_rank() == 1:
             raise error
+        if when == "in a ring" and dist.get_rank() == 0:
+            time.sleep(1.0)
         return z.square()
 
-    d.softmax(X, group=group)
-    if when == "agreeing":
+    if "meeting" not in when:
+        d.softmax(X, group=group)
+    if when != "working":
         if rank == 1:
             threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        time.sleep(1.0 if rank == 2 else 0.0)
-    begun, seconds = time.monotonic(), []
-    for call in (lambda: d.proportional(X, f=leaving, group=group), lambda: d.softmax(X, group=group)):
+        time.sleep(1.0 if rank == 2 and when != "in a ring" else 0.0)
+    begun, seconds, q = time.monotonic(), [], X.float()[None]
+    first = {
+        "in a ring": lambda: d.attention(q, q, q, map="proportional", f=leaving, form="ring", group=group),
+        "meeting in a message": lambda: sm.softmax(x),
+    }
+    for call in (first.get(when, lambda: d.proportional(X, f=leaving, group=group)), lambda: d.softmax(X, group=group)):
         try:
             call()
             told.append("right")
@@ -199,16 +208,21 @@ def of_a_rank_that_leaves(rank: int, error: type[BaseException], when: str) -> l
 
 
 @pytest.mark.parametrize(
-    ("error", "when"), [(ValueError, "working"), (KeyboardInterrupt, "working"), (KeyboardInterrupt, "agreeing")]
+    ("error", "when"),
+    [
+        (ValueError, "working"),
+        *((KeyboardInterrupt, when) for when in ("working", "agreeing", "meeting", "meeting in a message", "in a ring")),
+    ],
 )
 def test_a_rank_that_leaves_a_call_is_named_before_the_timeout(error: type[BaseException], when: str, three: Processes) -> None:
     for rank, (told, again, soon) in enumerate(three.run(of_a_rank_that_leaves, error, when)):
         assert soon == "in time"
-        assert told.startswith(error.__name__) if rank == 1 else told.startswith("RanksError") and "rank 1" in told, told
-        assert rank == 1 or error.__name__ in told
-        assert again == "right" or (when == "working" and f"rank 1 raised {error.__name__} in an earlier call; make" in again), (
-            again
-        )
+        if when != "in a ring" or rank == 1:  # round which the others have what they need
+            assert told.startswith(error.__name__) if rank == 1 else told.startswith("RanksError") and "rank 1" in told, told
+            assert rank == 1 or error.__name__ in told
+        assert again == "right" or (
+            when in ("working", "in a ring") and f"rank 1 raised {error.__name__} in an earlier call; make" in again
+        ), again
 
 
 def of_an_interrupted_call(rank: int) -> list[str]:

@@ -14,9 +14,12 @@ import contextlib
 import functools
 import json
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +35,7 @@ from torch.distributed.distributed_c10d import Store, _world
 
 from softmaxima.core.tracing import is_concrete, outside_compilers, transforming
 from softmaxima.distributed.agreement import Agreement, wrong
-from softmaxima.distributed.stores import GONE, delete, heard, is_there, met, read, store_of
+from softmaxima.distributed.stores import GONE, Meeting, delete, heard, is_there, read, store_of
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
@@ -72,6 +75,7 @@ class Ranks:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.is_alone = self.size == 1 or dist.get_backend(group) == "fake"  # whose other ranks are not there
         self.store: Store | None = None  # by which the ranks talk, once they have met
+        self._meeting: Meeting | None = None
         self.step = 0  # agreements so far
         self.sent = 0  # messages since
         self.raised = False  # whether this rank raised since, while others may have waited for its message
@@ -115,10 +119,17 @@ class Ranks:
     def _meet(self, name: str) -> Store:
         """That by which the ranks talk; who asks first meets all others."""
         if self.store is None:
-            self.store, self.broken = met(store_of(self.group, self.timeout), self.rank, self.size, self.patience, self._silent)
+            self.store, self.broken, problem = self._met().attend(self.patience, self._silent)
             if self.broken:
                 raise RanksError(f"{name}: {self.broken}; make a new group")
+            if problem:
+                raise RanksError(f"{name}: {problem}")
         return self.store
+
+    def _met(self) -> Meeting:
+        if self._meeting is None:
+            self._meeting = Meeting(store_of(self.group, self.timeout), self.rank, self.names)
+        return self._meeting
 
     @property
     def device(self) -> torch.device:
@@ -152,10 +163,8 @@ class Ranks:
         except dist.DistNetworkError:
             told = {"problem": GONE}
         except KeyboardInterrupt as error:
-            if self.store is not None:
-                self._withdraw(named(error))
+            self._withdraw(named(error))
             raise
-        self.broken = self.broken or told.get("broken", "")
         self._check_unbroken(name)
         return told
 
@@ -163,15 +172,13 @@ class Ranks:
         """This rank leaves an agreement, which the others may come to yet, or have come to and go on."""
         self.raised = True
         self._leave(problem)
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # the store went with its rank
             key, told = ("told", self._judged([{"problem": problem}])) if self.rank == 0 else (self.rank, {"problem": problem})
-            self._meet("distributed").set(f"{self.step}/{key}", json.dumps(told))
+            if self.store is not None:
+                self.store.set(f"{self.step}/{key}", json.dumps(told))
 
     def _judged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What is told of what the first ranks, as a rule all, have said."""
-        broken = [each["broken"] for each in said if "broken" in each]
-        if broken:
-            return {"broken": broken[0]}
         problem = wrong(said, self.names[: len(said)])
         return {"widths": [each["widths"] for each in said]} if problem is None else {"problem": problem}
 
@@ -182,14 +189,14 @@ class Ranks:
             told = self._judged([own])
         else:
             try:
-                others = heard(store, self._keys[1:], self.patience)
+                others = heard(store, self._keys[1:], self.patience, unless=BROKEN)
             except RuntimeError:  # of a store that is there, DistStoreError
-                problem = self._silent(store, self._keys)
-                told = {"broken": self.broken} if self.broken else {"problem": problem}
+                told = {"problem": self._silent(store, self._keys)}
             else:
                 told = self._judged([own, *map(json.loads, others)])
                 read = [*self._stale]  # who says something now has read what was told before
-        store.set(f"{step}/told", json.dumps(told))
+        if not self.broken:  # which the others read
+            store.set(f"{step}/told", json.dumps(told))
         self._forget(store, read)
         self._stale += [f"{step}/0", f"{step}/told"]
         return told
@@ -200,7 +207,7 @@ class Ranks:
         if "problem" in own:
             return own
         try:
-            told = json.loads(heard(store, [f"{self.step}/told"], self.patience)[0])
+            told = json.loads(heard(store, [f"{self.step}/told"], self.patience, unless=BROKEN)[0])
         except RuntimeError:
             problem = self._silent(store, self._keys)
             if not self.broken:
@@ -254,7 +261,10 @@ class Ranks:
         """Says that this rank has left off, raising a problem or having waited some seconds for a message to or from some ranks."""
         key = f"left/{self.step}/{self.rank}"
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            store = self._meet("distributed")
+            if self.store is None:  # who waits to meet this rank
+                self.store = self._met().leave(problem)
+            if (store := self.store) is None:
+                return
             store.set(key, json.dumps([self.sent, problem, waited, [*peers]]))
             beside = f"{'raised' if problem else 'failed'}/{self.step}"  # which one word tells of all ranks
             store.set(beside, str(self.sent))
@@ -284,35 +294,36 @@ class Ranks:
         try:
             yield
         except errors as error:
-            self._break(*self._why(time.monotonic() - begun, peers, error))
+            self._break(self._why(time.monotonic() - begun, peers, error))
             raise RanksError(f"{name}: {self.broken}") from error
+        except BaseException as error:  # an interrupt
+            if peers:  # whose messages may come yet, in the place of later ones
+                self._break(f"rank {self.names[self.rank]} raised {named(error)}")
+            raise
 
-    def _break(self, why: str, missing: Sequence[int]) -> None:
-        """Messages no longer meet: tells who waits to agree, in the place of this rank and of those that are missing."""
+    def _break(self, why: str) -> None:
+        """Messages no longer meet, which who waits for one, or to agree, reads in the store."""
         self.broken = why
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            store = self._meet("distributed")
-            store.set(BROKEN, why)
-            for rank in {self.rank, *missing}:
-                store.set(f"{self.step + 1}/{rank or 'told'}", json.dumps({"broken": why}))
+            self._meet("distributed").set(BROKEN, why)
 
-    def _why(self, waited: float, peers: Sequence[int], error: RuntimeError) -> tuple[str, Sequence[int]]:
-        """Why this rank's last message, which raised an error after some seconds, did not meet those of all; who is missing."""
+    def _why(self, waited: float, peers: Sequence[int], error: RuntimeError) -> str:
+        """Why this rank's last message, which raised an error after some seconds, did not meet those of all."""
         self._leave(waited=waited, peers=peers)
         keys, store = [f"left/{self.step}/{rank}" for rank in range(self.size)], self._meet("distributed")
+        if not is_there(store, keys[self.rank]):
+            return GONE
         until = time.monotonic() + GRACE.total_seconds()
         while not (is_there(store, BROKEN) or is_there(store, *keys)) and time.monotonic() < until:
             time.sleep(0.02)
         left = {rank: json.loads(said) for rank, key in enumerate(keys) if (said := read(store, key)) is not None}
         ahead = [rank for rank in range(self.size) if rank not in left and is_there(store, f"{self.step + 1}/{rank}")]
         missing = [rank for rank in range(self.size) if rank not in left and rank not in ahead]
-        if (broken := read(store, BROKEN)) is not None:  # which comes before the words for those that are missing
-            return broken, []
-        if self.rank not in left:
-            return GONE, []
+        if (broken := read(store, BROKEN)) is not None:
+            return broken
         raised = [f"rank {self.names[rank]} raised {problem}" for rank, (_, problem, *_) in left.items() if problem]
         if raised:
-            return " and ".join(raised), []
+            return " and ".join(raised)
         waits = {rank: seconds for rank, (_, _, seconds, _) in left.items()}
         awaited = {peer for *_, of in left.values() for peer in of}  # each of whom awaits the next, round a ring
         missing = [rank for rank in missing if rank in awaited] or missing
@@ -320,40 +331,37 @@ class Ranks:
         if is_late and not missing and min(waits.values()) < max(waits.values()) / 2:  # who came last has waited least
             missing = [min(waits, key=waits.__getitem__)]
         if is_late and ahead and not missing:
-            return f"{self._listed(ahead)} went on without a message that {self._listed(left)} waited for, {SKIPPED}", []
+            return f"{self._listed(ahead)} went on without a message that {self._listed(left)} waited for, {SKIPPED}"
         if is_late:
-            return f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout", missing
+            return f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout"
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         told = f"{self._listed(missing)} did not answer, and a message" if missing else "a message"
-        return f"{told} failed after {waited:.1f} s: {words}", missing
+        return f"{told} failed after {waited:.1f} s: {words}"
 
-    def _wait(self, work: Any, message: Tensor) -> Any:
-        """Until a collective is done, or a rank has said that it will not come."""
+    def _wait(self, is_done: Callable[[timedelta], bool]) -> None:
+        """Until messages are there, for which `is_done` waits some time, or a rank has said that its own will not come."""
         pause, store = min(self.timeout / 16, PAUSE), self.store
-        if not message.is_cpu or store is None:
-            return work.wait()
         waits = f"waits/{self.step}/{self.rank}"  # for who comes to the next call without a message
-        while True:
+        while not is_done(pause):
+            if store is None:
+                continue
             try:
-                work.wait(pause)
-            except RuntimeError:
-                if work.is_completed():
-                    return work.wait()
-                if self._is_in_vain(store):
-                    raise
+                is_in_vain = self._is_in_vain(store)
                 if waits not in self._stale:
+                    store.set(waits, "")
                     self._stale.append(waits)
-                    with contextlib.suppress(RuntimeError):  # the store went with its rank
-                        store.set(waits, "")
-            else:
-                if waits in self._stale:
-                    self._stale.remove(waits)
-                    delete(store, [waits])
-                return None
+            except RuntimeError:  # the store went with its rank, which may have ended as it should
+                store = None
+                continue
+            if is_in_vain:
+                raise RuntimeError("a rank has left the call")
+        if store is not None and waits in self._stale:
+            self._stale.remove(waits)
+            delete(store, [waits])
 
     def _is_in_vain(self, store: Store) -> bool:
         """Whether messages no longer meet, a rank has raised before this message, or one has seen it or one before it fail."""
-        if is_there(store, BROKEN):
+        if store.check([BROKEN]):
             return True
         ends = (("raised", self.sent - 1), ("failed", self.sent))
         return any((said := read(store, f"{end}/{self.step}")) is not None and int(said) <= last for end, last in ends)
@@ -376,7 +384,7 @@ class Ranks:
             with self._answered(name, errors=dist.DistError):
                 begun = ALL_GATHER(_as_sent(every), _as_sent(message), self.group, async_op=True)
             with self._answered(name):
-                self._wait(begun, message)
+                self._wait(of_all(begun, message))
             return list(every)
 
     def start(self, name: str, sends: Iterable[tuple[Tensor, int]], receives: Iterable[tuple[Tensor, int]]) -> Callable[[], None]:
@@ -397,8 +405,7 @@ class Ranks:
         def wait() -> None:
             for peers, begun in works:
                 with self._answered(name, peers):
-                    for work in begun:
-                        work.wait()
+                    self._wait(of_some(begun, sent[0][0].tensor))
             sent.clear()  # which had the tensors
 
         return wait
@@ -413,8 +420,50 @@ class Ranks:
             with self._answered(name, errors=dist.DistError):
                 begun = ALL_REDUCE(total, group=self.group, async_op=True)
             with self._answered(name):
-                self._wait(begun, total)
+                self._wait(of_all(begun, total))
             return total
+
+
+def of_all(work: Any, message: Tensor) -> Callable[[timedelta], bool]:
+    """What waits some time for a collective, and says whether that is done."""
+
+    def is_done(pause: timedelta) -> bool:
+        try:
+            work.wait(pause) if message.is_cpu else work.wait()
+        except RuntimeError:
+            if not message.is_cpu or work.is_completed():
+                raise
+            return False
+        return True
+
+    return is_done
+
+
+def of_some(works: Sequence[dist.Work], message: Tensor) -> Callable[[timedelta], bool]:
+    """The same of messages to and from some ranks; in another thread, since a wait for them that is given up ends the group."""
+    ended: Future[None] = Future()
+
+    def wait() -> None:
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    if message.is_cpu:
+        threading.Thread(target=wait, daemon=True).start()
+    else:
+        wait()
+
+    def is_done(pause: timedelta) -> bool:
+        if not wait_for([ended], pause.total_seconds()).done:
+            return False
+        ended.result()
+        return True
+
+    return is_done
 
 
 def named(error: BaseException) -> str:

@@ -12,7 +12,11 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
 
+from softmaxima.distributed.agreement import wrong
+
 GONE = "the store by which the ranks met does not answer; see how the process ended that has it, rank 0 or torchrun"
+LEFT = "left"  # the key of what the first tells where it does not wait until all have come
+SOON = 0.02  # seconds within which all ranks come to an agreement as a rule
 
 
 def store_of(group: dist.ProcessGroup, timeout: timedelta) -> Store:
@@ -24,34 +28,72 @@ def store_of(group: dist.ProcessGroup, timeout: timedelta) -> Store:
     return store
 
 
-def met(store: Store, rank: int, size: int, timeout: timedelta, silent: Callable[[Store, Sequence[str]], str]) -> tuple[Store, str]:
-    """(the store with nothing left of an earlier group of the same name, why not all ranks are there), once all ask.
+class Meeting:
+    """How the ranks of a group meet: each says by a word of its own that it is here, and the first answers that with one for all.
 
-    Each says that it is here by a word of its own, and the first answers that with one for all. `silent` says which ranks have not
-    said what they say by some keys.
+    So nothing counts that is left of an earlier group of the same name.
     """
-    word, problem = secrets.token_hex(8), ""
-    keys = [f"here/{other}" for other in range(size)]
-    try:
-        store.set(keys[rank], word)
+
+    def __init__(self, store: Store, rank: int, names: Sequence[int]) -> None:
+        self.store, self.rank, self.names = store, rank, names
+        self.word = secrets.token_hex(8)
+        self.has_left = False
+        self._here = [f"here/{each}" for each in range(len(names))]
+        self._answer = f"met/{self.word}" if rank else LEFT
+
+    def attend(self, timeout: timedelta, silent: Callable[[Store, Sequence[str]], str]) -> tuple[Store, str, str]:
+        """(the store of this group alone, why not all ranks came, what others raised that left before), once all have come.
+
+        `silent` says which ranks have not said what they say by some keys.
+        """
+        word, missing, problem = self.word, "", ""
         try:
-            if rank:
-                answer = f"met/{word}"
-                word, problem = json.loads(heard(store, [answer], timeout)[0])
-                delete(store, [answer])
-            else:
-                heard(store, keys, timeout)
+            if not self.has_left:
+                self._come("")
+            try:
+                said = heard(self.store, [self._answer] if self.rank else self._here, timeout, unless=LEFT)
+            except dist.DistNetworkError:
+                raise
+            except RuntimeError:  # of a store that is there; of a file no DistStoreError
+                left = read(self.store, LEFT) if self.rank else None
+                said, missing = ([left.encode()], "") if left else ([], silent(self.store, self._here))
+            if self.rank and said:
+                word, missing, problem = json.loads(said[0])
+            elif self.rank == 0:
+                problem = self._tell_all(missing)
+            delete(self.store, [self._here[self.rank], *([self._answer] if self.rank else [])])
         except dist.DistNetworkError:
-            raise
-        except RuntimeError:  # of a store that is there; of a file no DistStoreError
-            problem = silent(store, keys)
-        for key in keys[1:] if rank == 0 else []:
-            if is_there(store, key):
-                store.set(f"met/{store.get(key).decode()}", json.dumps([word, problem]))
-        delete(store, [keys[rank]])
-    except dist.DistNetworkError:
-        problem = GONE
-    return PrefixStore(word, store), problem
+            missing = GONE
+        return PrefixStore(word, self.store), missing, "" if self.has_left else problem
+
+    def leave(self, problem: str) -> Store | None:
+        """Tells the others why this rank does not wait for them; the store of this group alone, if that is known yet."""
+        self.has_left = True
+        if self.rank == 0:
+            self.store.set(LEFT, json.dumps([self.word, "", wrong([{"problem": problem}], self.names[:1])]))
+            return PrefixStore(self.word, self.store)
+        self._come(problem)
+        if (said := read(self.store, self._answer)) is None:
+            return None
+        delete(self.store, [self._here[self.rank], self._answer])
+        return PrefixStore(json.loads(said)[0], self.store)
+
+    def _come(self, problem: str) -> None:
+        if self.rank == 0:
+            delete(self.store, [LEFT])
+        self.store.set(self._here[self.rank], json.dumps([self.word, problem]))
+
+    def _tell_all(self, missing: str) -> str:
+        """The first answers all who are here; what those raised that left."""
+        words, said = {}, []
+        for rank, key in enumerate(self._here):
+            words[rank], problem = json.loads(read(self.store, key) or '["", ""]')
+            said.append({"problem": problem} if problem else {})
+        problem = wrong(said, self.names) or ""
+        for word in list(words.values())[1:]:
+            if word:
+                self.store.set(f"met/{word}", json.dumps([self.word, missing, problem]))
+        return problem
 
 
 def is_there(store: Store, *keys: str) -> bool:
@@ -70,8 +112,8 @@ def read(store: Store, key: str) -> str | None:
         return None
 
 
-def heard(store: Store, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-    """What comes by these keys. Raises DistStoreError where it does not.
+def heard(store: Store, keys: Sequence[str], timeout: timedelta, unless: str) -> list[bytes]:
+    """What comes by these keys. Raises DistStoreError where it does not, or where something stands by another key.
 
     A store that waits does not hear of an interrupt, and says on stderr that it gave up; so it is asked again and again.
     """
@@ -80,6 +122,8 @@ def heard(store: Store, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
         waited = time.monotonic() - begun
         if waited >= timeout.total_seconds():
             raise dist.DistStoreError(f"nothing came within {waited:.3g} s")
+        if waited > SOON and store.check([unless]):
+            raise dist.DistStoreError(f"{unless} was said")
         time.sleep(min(max(waited / 8, 5e-5), 0.1))
     return store.multi_get([*keys]) if len(keys) > 1 else [store.get(keys[0])]
 
