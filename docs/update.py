@@ -53,7 +53,7 @@ import plotly.graph_objects as go
 import torch
 
 from softmaxima.attn import attention
-from softmaxima.core.writing import write_bytes, write_text
+from softmaxima.base.writing import write_bytes, write_text
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
 from softmaxima_lab.bench.machine import commit, machine

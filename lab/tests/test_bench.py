@@ -17,7 +17,7 @@ from rich.console import Console
 
 import softmaxima as sm
 from conftest import Run
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima_lab.bench import attention, clock, dask, graph, heads, machine, rows, run
 from softmaxima_lab.bench.case import OURS, Group, Peer, Place, Wanted

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.pages.lse_bounds import narrowing_table, picture, sparsity_table, verdict
 from softmaxima_lab.pages.signed_log import signed_log
 from softmaxima_lab.studies import lse_bounds

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from conftest import Run
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 from softmaxima_lab.calibrate.calibration import Settings, calibrated, crossed_classes
 from softmaxima_lab.calibrate.calibration_peers import beside_others

@@ -25,8 +25,8 @@ from rich.console import Console
 
 import softmaxima
 from conftest import Run, exhaustively
-from softmaxima.core import writing
-from softmaxima.core.numbers import InputError
+from softmaxima.base import writing
+from softmaxima.base.numbers import InputError
 from softmaxima.kernels import interface
 from softmaxima_lab.bench.machine import machine
 from softmaxima_lab.commands import main
@@ -268,7 +268,7 @@ def test_a_signal_that_something_swallows_ends_the_command_all_the_same(
         raise SystemExit
 
     (tmp_path / "x.txt").touch()
-    monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", swallowing)
+    monkeypatch.setattr("softmaxima.io.files.file_logsumexp", swallowing)
     before = signal.getsignal(number), signal.getsignal(signal.SIGALRM)
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)  # also where the tests run in the background
     assert run("lse", str(tmp_path / "x.txt")) == (status, "", f"softmaxima: {said}\n")
@@ -384,7 +384,7 @@ def test_a_warning_is_one_line_on_the_command_line(run: Run, tmp_path: Path, mon
         raise SystemExit(0)
 
     (tmp_path / "x.txt").touch()
-    monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", warned)
+    monkeypatch.setattr("softmaxima.io.files.file_logsumexp", warned)
     assert run("lse", str(tmp_path / "x.txt")) == (0, "", "softmaxima: runs without something\n")
 
 
@@ -409,7 +409,7 @@ def test_a_name_in_backticks_is_an_option_only_where_the_command_has_it(
         raise InputError(text)
 
     (tmp_path / "x.txt").touch()
-    monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", wrong)
+    monkeypatch.setattr("softmaxima.io.files.file_logsumexp", wrong)
     monkeypatch.setattr("softmaxima_lab.bench.run.Settings", wrong)
     code, _, err = run(*{"lse": ("lse", str(tmp_path / "x.txt")), "bench": ("bench",)}[command])
     assert (code, err) == (2, 2 * f"softmaxima: {told}\n")

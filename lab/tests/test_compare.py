@@ -21,8 +21,8 @@ import torch
 from sklearn.metrics import f1_score, log_loss
 
 import softmaxima
-from softmaxima.core.numbers import InputError
-from softmaxima.core.writing import finite
+from softmaxima.base.numbers import InputError
+from softmaxima.base.writing import finite
 from softmaxima.integrations.pairs import choose, pairs
 from softmaxima.maps import REGISTRY, Map
 from softmaxima.maps.softmax import SOFTMAX

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.maps import REGISTRY
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima_lab.compare.attention import COMPARISON, Head, Result, Study, compared, heads, heads_of, kept_bytes, offered

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.compare import heads, heads_memory, heads_pictures
 from softmaxima_lab.compare.engine import Reached, Run, Study, compare, summary
 from softmaxima_lab.compare.heads import COMPARISON, Finding, Training

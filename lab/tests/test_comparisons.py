@@ -27,8 +27,8 @@ from torch import Tensor
 
 from conftest import Run as Command
 from conftest import exhaustively
-from softmaxima.core.numbers import InputError
-from softmaxima.core.writing import finite
+from softmaxima.base.numbers import InputError
+from softmaxima.base.writing import finite
 from softmaxima_lab.compare import attention, engine, estimators, heads, heads_plan
 from softmaxima_lab.compare.attention_plan import EVEN, VARIANTS
 from softmaxima_lab.compare.attention_tasks import BASELINE, digits_task, text_task

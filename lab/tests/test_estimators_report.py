@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.pages.estimators import certificate, coverage_table, picture
 from softmaxima_lab.pages.signed_log import signed_log
 from softmaxima_lab.studies.estimators import MAXIMUM_KNOWN, Work, measure_budgets, standard_subjects

@@ -16,11 +16,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.integrations.classifier import Classifier
-from softmaxima.streams.files import file_logsumexp
-from softmaxima.streams.formats import source
-from softmaxima.streams.formats.opening import open_scores
+from softmaxima.io.files import file_logsumexp
+from softmaxima.io.formats import source
+from softmaxima.io.formats.opening import open_scores
 from softmaxima_lab.compare import model as models
 from softmaxima_lab.compare.model import Model, predict, save
 from softmaxima_lab.tables.encoding import Encoder

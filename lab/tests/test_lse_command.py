@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import softmaxima as sm
+from softmaxima.io.formats import source
 from softmaxima.lse.bounds.intervals import BOUNDS
 from softmaxima.lse.estimates import sources
-from softmaxima.streams.formats import source
 
 N = 200_000
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.bench.memory import peak_memory
 
 SIZE = 2**26

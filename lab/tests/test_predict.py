@@ -20,7 +20,7 @@ import skops.io
 import torch
 
 from conftest import Run, exhaustively
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.integrations.classifier import Classifier
 from softmaxima_lab.compare import model as models
 from softmaxima_lab.compare.model import Model, load, predict, save

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import datasets
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.commands import main
 from softmaxima_lab.tables.encoding import Encoder
 from softmaxima_lab.tables.reading import read_frame

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from softmaxima import federated as federated
     from softmaxima import graph as graph
     from softmaxima import heads as heads
+    from softmaxima import io as io
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
@@ -32,25 +33,24 @@ if TYPE_CHECKING:
     from softmaxima import sampling as sampling
     from softmaxima import secure as secure
     from softmaxima import segments as segments
-    from softmaxima import streams as streams
     from softmaxima import temperature as temperature
     from softmaxima.attn import *
     from softmaxima.derivatives import *
     from softmaxima.heads import *
     from softmaxima.integrations import *
+    from softmaxima.io import *
     from softmaxima.losses import *
     from softmaxima.lse import *
     from softmaxima.maps import *
     from softmaxima.mixture import *
     from softmaxima.sampling import *
     from softmaxima.segments import *
-    from softmaxima.streams import *
     from softmaxima.temperature import *
 else:
     # The rooms with public names, from the ground up. Names are imported on first use, with their room, so that the command line
     # answers and sums files without loading torch. What is not in this table is a name of the maps, or none.
     _ROOMS = {
-        "streams": """
+        "io": """
             LogSumExpState file_logsumexp
         """,
         "maps": "",
@@ -114,7 +114,7 @@ else:
             return __getattr__(_RENAMED[name])
         room = None if name.startswith("_") or name == "REGISTRY" else __getattr__(_NAMES.get(name, "maps"))
         if room is None or name not in room.__all__:
-            unknown = importlib.import_module("softmaxima.core.names").unknown_name
+            unknown = importlib.import_module("softmaxima.base.names").unknown_name
             raise unknown("softmaxima", name, () if name.startswith("_") else __dir__())
         globals()[name] = found = getattr(room, name)
         return found

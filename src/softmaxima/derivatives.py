@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_map_scores, as_scores, like_input
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.evaluation import linearise
-from softmaxima.core.jacobian import narrowed
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import listing, public
+from softmaxima.base.arguments import Array, as_map_scores, as_scores, like_input
+from softmaxima.base.jacobian import narrowed
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import listing, public
+from softmaxima.engine.contract import AnyMap
+from softmaxima.engine.evaluation import linearise
 from softmaxima.maps import find_map
 
 __all__ = ["hessian_vector_product", "jacobian"]

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_scores, check_dim, check_scores, check_tensor
-from softmaxima.core.contract import REGISTRY as MAPS
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.modules import held_value
-from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_number, described
-from softmaxima.core.public import listing, public
-from softmaxima.core.rows import without_mask
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import as_scores, check_dim, check_scores, check_tensor
+from softmaxima.base.modules import held_value
+from softmaxima.base.numbers import TEMPERATURE, check_axis, check_choice, check_number, described
+from softmaxima.base.public import listing, public
+from softmaxima.base.rows import without_mask
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.contract import REGISTRY as MAPS
+from softmaxima.engine.contract import AnyMap, find_map
 from softmaxima.losses._classification import check_labels, check_shared, check_target
 from softmaxima.losses.eps_cross_entropy import log_share
 from softmaxima.maps import MapModule

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import conftest
-from softmaxima.core.contract import Map
+from softmaxima.engine.contract import Map
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:

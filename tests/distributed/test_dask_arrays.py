@@ -21,8 +21,8 @@ from shards import learnt_of
 
 import softmaxima as sm
 from conftest import Case, LossCase, exhaustively, some
-from softmaxima.core.blocks import thresholded
 from softmaxima.dask import chunks as chunk_room
+from softmaxima.engine.blocks import thresholded
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.core.blocks import Blocks
+from softmaxima.engine.blocks import Blocks
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 

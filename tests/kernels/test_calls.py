@@ -18,7 +18,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import Case, LossCase, normal
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE
+from softmaxima.base.numbers import SMALLEST_TEMPERATURE
 from softmaxima.kernels import native
 
 pytestmark = pytest.mark.skipif(native.CALLS is None, reason="the module of calls was not built")

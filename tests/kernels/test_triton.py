@@ -13,7 +13,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import TOLERANCE, cases, normal
-from softmaxima.core.temperature import tempered
+from softmaxima.base.temperature import tempered
 from softmaxima.losses._classification import _InPlace
 from softmaxima.maps import REGISTRY
 
@@ -158,7 +158,7 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
             value = loss(rows, target, reduction=reduction, **options, **more)
             (gradient,) = torch.autograd.grad(value.sum(), rows)
             with monkeypatch.context() as patch:
-                patch.setattr("softmaxima.core.routing.devices.has_library", lambda device: False)
+                patch.setattr("softmaxima.engine.routing.devices.has_library", lambda device: False)
                 wide = x.double().requires_grad_()
                 soft_or_label = target.double() if target.is_floating_point() else target
                 doubles = {key: v.double() if isinstance(v, Tensor) else v for key, v in more.items()}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from softmaxima.core.temperature import tempered
+from softmaxima.base.temperature import tempered
 from softmaxima.maps import REGISTRY
 
 if os.environ.get("SOFTMAXIMA_BACKEND") != "triton":

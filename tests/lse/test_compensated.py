@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import normal, rows
-from softmaxima.core import double_double as dd
+from softmaxima.base import double_double as dd
 from softmaxima.lse import _compensated
 
 INF, NAN = math.inf, math.nan

@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import at_most
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.lse.estimates.confidence import (
     LARGEST,
     Moments,

@@ -25,12 +25,12 @@ import torch
 
 import softmaxima as sm
 from score_files import FORMATS, gzipped, named, npy_bytes, of_all, scores, text_bytes, write_arrow_stream, write_parquet, zstandard
-from softmaxima.core import writing
-from softmaxima.core.numbers import InputError
-from softmaxima.streams import files
-from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.streams.formats import opening, plain, source
-from softmaxima.streams.formats.opening import open_scores
+from softmaxima.base import writing
+from softmaxima.base.numbers import InputError
+from softmaxima.io import files
+from softmaxima.io.checkpoint import Checkpoint, Fingerprint
+from softmaxima.io.formats import opening, plain, source
+from softmaxima.io.formats.opening import open_scores
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = (
@@ -766,8 +766,8 @@ def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int,
     # A pipe would do, but is no file: the sum is held up in a window instead.
     slow = (
         "import os, time\n"
-        "from softmaxima.streams import files\n"
-        "from softmaxima.streams.formats import source\n"
+        "from softmaxima.io import files\n"
+        "from softmaxima.io.formats import source\n"
         "old = files.of_pieces\n"
         "def slowly(*arguments):\n    os.write(1, b'window\\n')\n    time.sleep(0.05)\n    return old(*arguments)\n"
         "files.of_pieces, files.WINDOW, source.CACHED = slowly, 1, 40_000\n"
@@ -808,7 +808,7 @@ def test_a_billion_scores_are_summed_in_a_few_hundred_megabytes(tmp_path: Path):
             file.write(np.full(500, 3.0, np.float32).tobytes())
     code = (
         "import resource, sys\n"
-        "import softmaxima.streams.files\n"
+        "import softmaxima.io.files\n"
         "from softmaxima_lab.commands import main\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, size + 2**28))\n"

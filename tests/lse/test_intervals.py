@@ -17,7 +17,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import at_most, normal
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE
+from softmaxima.base.numbers import SMALLEST_TEMPERATURE
 from softmaxima.lse.bounds._gaps import GapsAtOnce, read_rows
 from softmaxima.lse.bounds.intervals import BOUNDS
 

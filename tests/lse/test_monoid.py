@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import normal
-from softmaxima.core.monoid import LogSum, log_sum, merge, nothing
+from softmaxima.base.monoid import LogSum, log_sum, merge, nothing
+from softmaxima.io import LogSumExpState
 from softmaxima.lse._complex import complex_sum
 from softmaxima.lse._weighted import weighted_sum
-from softmaxima.streams import LogSumExpState
 
 INF = math.inf
 # The sum over columns of scores x and weights b, which a complex sum has for angles too.

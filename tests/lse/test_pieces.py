@@ -21,13 +21,13 @@ import pytest
 
 import softmaxima as sm
 from score_files import FORMATS, named, of_all, scores
-from softmaxima.core import places
-from softmaxima.core.numbers import InputError
-from softmaxima.core.places import Remote, found
-from softmaxima.streams import checkpoint, pieces
-from softmaxima.streams.files import Request
-from softmaxima.streams.formats import chunked, columns, plain, source
-from softmaxima.streams.pieces import Plan, cut
+from softmaxima.base import places
+from softmaxima.base.numbers import InputError
+from softmaxima.base.places import Remote, found
+from softmaxima.io import checkpoint, pieces
+from softmaxima.io.files import Request
+from softmaxima.io.formats import chunked, columns, plain, source
+from softmaxima.io.pieces import Plan, cut
 
 fsspec = pytest.importorskip("fsspec")
 MemoryFileSystem = fsspec.get_filesystem_class("memory")

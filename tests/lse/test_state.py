@@ -16,11 +16,11 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import normal
+from softmaxima.io import counts as counts_module
+from softmaxima.io import state as state_module
+from softmaxima.io._scaled import exponential
+from softmaxima.io.counts import COUNTED, EIGHT_BITS, Codes
 from softmaxima.kernels import interface
-from softmaxima.streams import counts as counts_module
-from softmaxima.streams import state as state_module
-from softmaxima.streams._scaled import exponential
-from softmaxima.streams.counts import COUNTED, EIGHT_BITS, Codes
 
 INF = math.inf
 scores = st.one_of(st.floats(-30, 30), st.floats(-1e4, 1e4), st.sampled_from([-INF, 0.0, 1.0, -1.0, -math.log(2), 1e4, -1e4]))

@@ -7,9 +7,9 @@ import os
 import time
 
 from distributed import WorkerPlugin
-from softmaxima.streams import pieces
-from softmaxima.streams.formats import source
-from softmaxima.streams.state import LogSumExpState
+from softmaxima.io import pieces
+from softmaxima.io.formats import source
+from softmaxima.io.state import LogSumExpState
 
 _STATE = pieces.Piece.state
 

@@ -24,11 +24,11 @@ from small_pieces import Small, begin
 import softmaxima as sm
 from conftest import is_gone
 from score_files import of_all, scores
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.dask import cluster as cluster_room
 from softmaxima.dask.tasks import Tasks
-from softmaxima.streams import pieces
-from softmaxima.streams.formats import source
+from softmaxima.io import pieces
+from softmaxima.io.formats import source
 
 distributed = pytest.importorskip("distributed")
 files = importlib.import_module("softmaxima.dask.files")
@@ -288,7 +288,7 @@ def test_a_script_that_every_worker_would_run_is_told_how_to_guard_itself(guard:
     told = ended.stdout + ended.stderr
     assert (ended.returncode, told.strip().splitlines()[-1]) == (
         status,
-        "10" if not status else f"softmaxima.core.numbers.InputError: {cluster_room.UNGUARDED}",
+        "10" if not status else f"softmaxima.base.numbers.InputError: {cluster_room.UNGUARDED}",
     )
 
 
@@ -346,7 +346,7 @@ def test_the_command_survives_the_death_of_its_only_worker(tmp_path: Path) -> No
     np.save(tmp_path / "x.npy", scores(100_000))
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "from softmaxima.streams import pieces\n"
+        "from softmaxima.io import pieces\n"
         "def state(self, old=pieces.Piece.state):\n"
         f"    if os.path.exists({str(tmp_path / 'died')!r}):\n        return old(self)\n"
         f"    open({str(tmp_path / 'died')!r}, 'w').close()\n    os.kill(os.getpid(), 9)\n"

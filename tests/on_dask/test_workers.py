@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from small_pieces import stuck_at_first
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.dask import cluster
 from softmaxima.dask.cluster import connected
 from softmaxima.dask.tasks import Shared, Tasks

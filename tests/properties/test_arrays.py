@@ -8,7 +8,7 @@ import torch
 
 import softmaxima as sm
 from conftest import Case, LossCase, normal
-from softmaxima.core.arguments import as_tensor
+from softmaxima.base.arguments import as_tensor
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16"])

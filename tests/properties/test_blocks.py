@@ -19,9 +19,9 @@ from torch.autograd import gradgradcheck
 
 import softmaxima as sm
 from conftest import Case, at_most, cases, normal, rows
-from softmaxima.core.blocks import Part, State
-from softmaxima.core.contract import Map
-from softmaxima.core.monoid import LogSum, log_sum, merge
+from softmaxima.base.monoid import LogSum, log_sum, merge
+from softmaxima.engine.blocks import Part, State
+from softmaxima.engine.contract import Map
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY, InParts

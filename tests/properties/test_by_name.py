@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.core.by_name import by_name
-from softmaxima.core.numbers import nearest
+from softmaxima.base.by_name import by_name
+from softmaxima.base.numbers import nearest
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima_lab.pages.types import types_of_rooms

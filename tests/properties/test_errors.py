@@ -255,4 +255,4 @@ def test_dir_lists_what_is_public():
     assert all(
         name.startswith("__") or inspect.ismodule(value) or name in sm.__all__ for name in dir(sm) for value in [getattr(sm, name)]
     )
-    assert not {"importlib", "warnings", "annotations", "core"} & {*dir(sm)}
+    assert not {"importlib", "warnings", "annotations", "base"} & {*dir(sm)}

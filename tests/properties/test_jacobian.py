@@ -16,9 +16,9 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import INTERPRETED, Case, chosen, normal
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.jacobian import jacobian_of
-from softmaxima.core.routing import has_kernel, kernels
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.jacobian import jacobian_of
+from softmaxima.engine.routing import has_kernel, kernels
 from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.normmax import NORMMAX
 

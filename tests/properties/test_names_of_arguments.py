@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import softmaxima as sm
-from softmaxima.core.public import _OF_OTHERS, OF_LOSSES, public
+from softmaxima.base.public import _OF_OTHERS, OF_LOSSES, public
 
 ROOMS = [*vars(sm)["_ROOMS"], *vars(sm)["_APART"], "compat.entmax"]
 # What functions return, and what only has subclasses: nobody calls these constructors.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conftest import Case, normal
 from softmaxima import robust
-from softmaxima.core.contract import find_map
+from softmaxima.engine.contract import find_map
 from softmaxima.robust.probabilities import SINKS, SOFTMAX
 
 NORMS = (1.0, 2.0, math.inf)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from softmaxima.core.contract import find_map
+from softmaxima.engine.contract import find_map
 from softmaxima.sampling import (
     gumbel_max,
     gumbel_softmax,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE
+from softmaxima.base.numbers import SMALLEST_TEMPERATURE
 from softmaxima.maps import REGISTRY
 from softmaxima.sampling import (
     expectation,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import at_most, normal
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.temperature.calibration import (
     METHODS,
     ScalingCalibration,

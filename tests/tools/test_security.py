@@ -26,9 +26,9 @@ import pytest
 
 import softmaxima as sm
 from score_files import FORMATS, bare_csv_bytes, csv_bytes, named, npy_bytes, scores, stream_bytes, text_bytes, write_feather_v1
-from softmaxima.core.numbers import InputError
-from softmaxima.streams import checkpoint
-from softmaxima.streams.formats import chunked, opening, rows, source, stream
+from softmaxima.base.numbers import InputError
+from softmaxima.io import checkpoint
+from softmaxima.io.formats import chunked, opening, rows, source, stream
 from softmaxima_lab.tables import reading
 
 # Damage --------------------------------------------------------------------------------------------------------------------------

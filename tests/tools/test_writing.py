@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from softmaxima.core import writing
-from softmaxima.core.writing import write_text
-from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.streams.state import LogSumExpState
+from softmaxima.base import writing
+from softmaxima.base.writing import write_text
+from softmaxima.io.checkpoint import Checkpoint, Fingerprint
+from softmaxima.io.state import LogSumExpState
 
 
 def save_checkpoint(path: Path) -> None:

@@ -10,7 +10,7 @@ from softmaxima.attn.linear import linear_attention
 from softmaxima.attn.merge import merge_attention
 from softmaxima.attn.multihead import MultiheadAttention
 from softmaxima.attn.parts import AttentionInParts, attention_in_parts
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 
 __all__ = ["AttentionInParts", "MultiheadAttention", "attention", "attention_in_parts", "linear_attention", "merge_attention"]
 __dir__ = listing(globals())

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, cast_to, check_device, check_value
-from softmaxima.core.contract import Map, find_map
-from softmaxima.core.numbers import TEMPERATURE, InputError, check_count, check_flag, check_int, check_number, is_finite
-from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.base.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, cast_to, check_device, check_value
+from softmaxima.base.numbers import TEMPERATURE, InputError, check_count, check_flag, check_int, check_number, is_finite
+from softmaxima.base.tracing import is_concrete, sizes
+from softmaxima.engine.contract import Map, find_map
 from softmaxima.maps import MapModule
 
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from softmaxima.attn import blocks, fused, naive, nested
 from softmaxima.attn.arguments import Request, check_request
-from softmaxima.core.arguments import Array, like_input
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_exporting_to_onnx
+from softmaxima.base.arguments import Array, like_input
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_exporting_to_onnx
+from softmaxima.engine.contract import AnyMap
 
 NAME = "attention"
 

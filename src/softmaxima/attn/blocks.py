@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from softmaxima.attn import naive
 from softmaxima.attn.arguments import Request
-from softmaxima.core.tracing import is_keeping, may_differentiate, transforming
+from softmaxima.base.tracing import is_keeping, may_differentiate, transforming
 
 HELD = 1 << 23  # scores that are held at once, at least those of one query of every matrix
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from softmaxima.attn import naive
 from softmaxima.attn.arguments import Request, Visible
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.jacobian import product
-from softmaxima.core.recorded import decode, encode, find_keyed
-from softmaxima.core.tracing import is_keeping, is_recorded, may_differentiate, operation, transforming
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.jacobian import product
+from softmaxima.base.tracing import is_keeping, is_recorded, may_differentiate, operation, transforming
+from softmaxima.engine.recorded import decode, encode, find_keyed
 from softmaxima.kernels.attention import Options
 from softmaxima.kernels.devices import attention, largest_head
 from softmaxima.lse.logaddexp import logaddexp

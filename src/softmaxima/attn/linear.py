@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from softmaxima.attn.arguments import Request, check_request
 from softmaxima.attn.products import pairwise, weighted
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, check_device, like_input
-from softmaxima.core.numbers import check_int
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_recorded, is_traced, may_differentiate, transforming
+from softmaxima.base.arguments import COMPUTE_DTYPE, Array, as_scores, check_device, like_input
+from softmaxima.base.numbers import check_int
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_recorded, is_traced, may_differentiate, transforming
 
 NAME = "linear_attention"
 CHUNK = 256  # keys whose features are held at once, and within which a causal query sees keys one by one

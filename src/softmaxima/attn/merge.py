@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
-from softmaxima.core.jacobian import product
-from softmaxima.core.public import public
+from softmaxima.base.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima.base.jacobian import product
+from softmaxima.base.public import public
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import softmax
 

@@ -12,11 +12,11 @@ from torch.nn.functional import linear
 
 from softmaxima.attn.arguments import OPTIONS, Visible, check_request, check_window, of_module, with_params
 from softmaxima.attn.attention import attend
-from softmaxima.core.arguments import check_place, check_tensor
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.modules import WithOptions
-from softmaxima.core.numbers import check_count, check_number
-from softmaxima.core.public import public
+from softmaxima.base.arguments import check_place, check_tensor
+from softmaxima.base.modules import WithOptions
+from softmaxima.base.numbers import check_count, check_number
+from softmaxima.base.public import public
+from softmaxima.engine.contract import AnyMap, find_map
 
 NAME = "MultiheadAttention"
 

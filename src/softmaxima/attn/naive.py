@@ -9,8 +9,8 @@ from torch import Tensor
 
 from softmaxima.attn.arguments import Request
 from softmaxima.attn.products import pairwise, weighted, without_hidden
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.tracing import is_concrete
 from softmaxima.lse.logaddexp import logaddexp
 from softmaxima.lse.logsumexp import logsumexp
 

@@ -1,6 +1,6 @@
 r"""Attention over keys in parts, with any map: o = Σ_k Σ_{j∈k} p_j v_j, p_j by the map of all scores.
 
-A threshold is that of all keys, so that parts have two rounds: their states merge (`core/parts.py`), and under the state of all
+A threshold is that of all keys, so that parts have two rounds: their states merge (`engine/parts.py`), and under the state of all
 each says what it adds to o. The derivative has two more: with g_j = ⟨∂o, v_j⟩ the map's sums over the parts, and under these
 
     ∂x = J g,    ∂q = scale Σ_k Σ_{j∈k} ∂x_j k_j,    ∂k_j = scale Σ_i ∂x_ij q_i,    ∂v_j = Σ_i p_ij ∂o_i
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from softmaxima.attn import naive
 from softmaxima.attn.arguments import Request, check_request
 from softmaxima.attn.products import pairwise, weighted, without_hidden
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
-from softmaxima.core.blocks import Part, State
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import check_count
-from softmaxima.core.parts import InParts, in_parts, no_graph
-from softmaxima.core.public import public
+from softmaxima.base.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima.base.numbers import check_count
+from softmaxima.base.public import public
+from softmaxima.engine.blocks import Part, State
+from softmaxima.engine.contract import AnyMap
+from softmaxima.engine.parts import InParts, in_parts, no_graph
 
 NAME = "attention_in_parts"
 

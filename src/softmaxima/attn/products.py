@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.differentiable import batch_first, differentiable, forward_mode, primal
-from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, is_recorded, may_differentiate, transforming
+from softmaxima.base.differentiable import batch_first, differentiable, forward_mode, primal
+from softmaxima.base.tracing import is_concrete, is_exporting_to_onnx, is_recorded, may_differentiate, transforming
 
 
 def weighted(p: Tensor, v: Tensor) -> Tensor:

@@ -49,11 +49,11 @@ from torch import Tensor, nn
 
 from softmaxima import losses as _losses
 from softmaxima import maps as _maps
-from softmaxima.core.arguments import as_map_scores, as_scores, check_dim, like_input
-from softmaxima.core.contract import Map
-from softmaxima.core.evaluation import check_params
-from softmaxima.core.numbers import check_axis, check_choice, check_count, check_int
-from softmaxima.core.public import listing, public
+from softmaxima.base.arguments import as_map_scores, as_scores, check_dim, like_input
+from softmaxima.base.numbers import check_axis, check_choice, check_count, check_int
+from softmaxima.base.public import listing, public
+from softmaxima.engine.contract import Map
+from softmaxima.engine.evaluation import check_params
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.budget_sparsemax import BUDGET_SPARSEMAX
 from softmaxima.maps.entmax import ENTMAX

@@ -12,8 +12,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.core.by_name import by_name, in_parts
-from softmaxima.core.public import listing
+from softmaxima.base.by_name import by_name, in_parts
+from softmaxima.base.public import listing
 
 if importlib.util.find_spec("dask") is None:
     raise ImportError('sm.dask needs Dask, which is not installed: pip install "softmaxima[dask]"', name="dask")

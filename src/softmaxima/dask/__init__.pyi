@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from softmaxima.core.contract import AnyMap
 from softmaxima.dask.chunks import Array
 from softmaxima.dask.files import file_logsumexp as file_logsumexp
 from softmaxima.dask.losses import chunked_loss as chunked_loss
 from softmaxima.dask.maps import chunked_map as chunked_map
 from softmaxima.dask.maps import softmin as softmin
 from softmaxima.dask.sums import logsumexp as logsumexp
+from softmaxima.engine.contract import AnyMap
 
 __all__ = [
     "chunked_loss",

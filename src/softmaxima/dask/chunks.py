@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_per_row
-from softmaxima.core.blocks import State
-from softmaxima.core.numbers import check_int
-from softmaxima.core.own_part import OwnPart
-from softmaxima.core.parts import InParts
+from softmaxima.base.arguments import as_tensor, check_per_row
+from softmaxima.base.numbers import check_int
+from softmaxima.engine.blocks import State
+from softmaxima.engine.own_part import OwnPart
+from softmaxima.engine.parts import InParts
 from softmaxima.kernels.interface import one_thread
 
 if TYPE_CHECKING:

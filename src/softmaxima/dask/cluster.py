@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from softmaxima.core.numbers import InputError, check_count, check_positive, described
+from softmaxima.base.numbers import InputError, check_count, check_positive, described
 
 if TYPE_CHECKING:
     from distributed import Client

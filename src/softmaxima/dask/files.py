@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.core.numbers import InputError, check_count, check_positive
-from softmaxima.core.places import Place, found
-from softmaxima.core.public import public
+from softmaxima.base.numbers import InputError, check_count, check_positive
+from softmaxima.base.places import Place, found
+from softmaxima.base.public import public
 from softmaxima.dask.cluster import TIMEOUT, connected, processes
 from softmaxima.dask.tasks import Tasks
-from softmaxima.streams import pieces
-from softmaxima.streams.files import Read, Request, check_again
-from softmaxima.streams.pieces import Piece, Plan
-from softmaxima.streams.state import LogSumExpState
+from softmaxima.io import pieces
+from softmaxima.io.files import Read, Request, check_again
+from softmaxima.io.pieces import Piece, Plan
+from softmaxima.io.state import LogSumExpState
 
 if TYPE_CHECKING:
     from distributed import Client
-    from softmaxima.streams.formats.source import Scores
+    from softmaxima.io.formats.source import Scores
 
 TOGETHER = 64  # small files or pieces that are a task; each costs some milliseconds
 OPENED = 2**22  # bytes that are read in about the time in which a file is opened

@@ -12,13 +12,13 @@ import torch
 from dask.tokenize import normalize_object, normalize_token
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_per_row, check_values, moved_last
-from softmaxima.core.arguments import check_scores as check_dtype
-from softmaxima.core.numbers import TEMPERATURE
-from softmaxima.core.own_part import OwnPart
-from softmaxima.core.parts import merged
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_tensor, check_per_row, check_values, moved_last
+from softmaxima.base.arguments import check_scores as check_dtype
+from softmaxima.base.numbers import TEMPERATURE
+from softmaxima.base.public import public
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, compact, matching, per_row, rows_last, stand_in
+from softmaxima.engine.own_part import OwnPart
+from softmaxima.engine.parts import merged
 from softmaxima.losses._classification import (
     REGISTRY,
     Loss,

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from dask.tokenize import normalize_object, normalize_token
 
-from softmaxima.core.arguments import as_dtype as convert
-from softmaxima.core.arguments import check_scores as check_dtype
-from softmaxima.core.arguments import check_where
-from softmaxima.core.arguments import rows_last as check_rows
-from softmaxima.core.contract import REGISTRY, AnyMap, Map, find_map
-from softmaxima.core.evaluation import check_params
-from softmaxima.core.numbers import TEMPERATURE
-from softmaxima.core.own_part import OwnPart
-from softmaxima.core.parts import InParts
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_dtype as convert
+from softmaxima.base.arguments import check_scores as check_dtype
+from softmaxima.base.arguments import check_where
+from softmaxima.base.arguments import rows_last as check_rows
+from softmaxima.base.numbers import TEMPERATURE
+from softmaxima.base.public import public
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, matching, per_row, rows_last, stand_in
+from softmaxima.engine.contract import REGISTRY, AnyMap, Map, find_map
+from softmaxima.engine.evaluation import check_params
+from softmaxima.engine.own_part import OwnPart
+from softmaxima.engine.parts import InParts
 from softmaxima.maps.softmax import SOFTMAX
 
 

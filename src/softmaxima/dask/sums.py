@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core import monoid
-from softmaxima.core.arguments import as_floating
-from softmaxima.core.public import public
+from softmaxima.base import monoid
+from softmaxima.base.arguments import as_floating
+from softmaxima.base.public import public
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, matching, stand_in
 from softmaxima.dask.maps import MapOfChunk
 from softmaxima.lse.logsumexp import check_real, prepare

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.dask.cluster import TIMEOUT, answered, distributed
 
 QUIET = 12.0  # seconds in which a worker or a scheduler is not heard of, after which that is told

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from softmaxima.core.by_name import by_name, in_parts
-from softmaxima.core.public import listing
+from softmaxima.base.by_name import by_name, in_parts
+from softmaxima.base.public import listing
 from softmaxima.distributed.attention import attention
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.layers import LinearLoss, MarginSoftmax, SampledSoftmax

@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from softmaxima.core.arguments import DType
-from softmaxima.core.contract import AnyMap
+from softmaxima.base.arguments import DType
 from softmaxima.distributed.attention import attention as attention
 from softmaxima.distributed.heads import linear_loss as linear_loss
 from softmaxima.distributed.heads import margin_softmax_loss as margin_softmax_loss
@@ -23,6 +22,7 @@ from softmaxima.distributed.ranks import RanksError as RanksError
 from softmaxima.distributed.sampled import sampled_softmax_loss as sampled_softmax_loss
 from softmaxima.distributed.sequence import unshard as unshard
 from softmaxima.distributed.sums import logsumexp as logsumexp
+from softmaxima.engine.contract import AnyMap
 
 __all__ = [
     "LinearLoss",

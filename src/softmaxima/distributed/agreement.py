@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from softmaxima.core.contract import REGISTRY as MAPS
-from softmaxima.core.contract import Map
+from softmaxima.engine.contract import REGISTRY as MAPS
+from softmaxima.engine.contract import Map
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses._classification import Loss
 

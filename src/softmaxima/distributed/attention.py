@@ -12,12 +12,9 @@ from torch import Tensor, nn
 
 from softmaxima.attn.arguments import Request, check_request, of_module
 from softmaxima.attn.attention import attend
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.blocks import State
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import check_choice, check_count
-from softmaxima.core.parts import merged
-from softmaxima.core.public import public
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.numbers import check_choice, check_count
+from softmaxima.base.public import public
 from softmaxima.distributed.agreement import alike, learns
 from softmaxima.distributed.copied import copied
 from softmaxima.distributed.kept import Kept, once, save, saved
@@ -26,6 +23,9 @@ from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_
 from softmaxima.distributed.rounds import Part, Rounds, part_of, rounds_of, rows_of, scores_of, sees
 from softmaxima.distributed.rows import told
 from softmaxima.distributed.sequence import Parts
+from softmaxima.engine.blocks import State
+from softmaxima.engine.contract import AnyMap
+from softmaxima.engine.parts import merged
 
 NAME = "distributed.attention"
 FORMS = ("ring", "gather", "merge")

@@ -23,15 +23,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from softmaxima.core.arguments import as_map_scores, as_tensor, check_dims, moved_last, rows_last, said
-from softmaxima.core.contract import Map
-from softmaxima.core.dtensors import FORMS
-from softmaxima.core.evaluation import check_params, evaluate
+from softmaxima.base.arguments import as_map_scores, as_tensor, check_dims, moved_last, rows_last, said
+from softmaxima.base.dtensors import FORMS
 from softmaxima.distributed.agreement import Agreement, learns
 from softmaxima.distributed.losses import Total, loss_of_scores
 from softmaxima.distributed.maps import of_shared_rows
 from softmaxima.distributed.ranks import MeshRanks, ranks_along
 from softmaxima.distributed.sums import sum_of_shared_rows
+from softmaxima.engine.contract import Map
+from softmaxima.engine.evaluation import check_params, evaluate
 from softmaxima.losses import REGISTRY
 from softmaxima.losses._classification import Evaluation, check_empty, check_labels, check_shared, mean_over, prepare
 from softmaxima.losses._parts import LossInParts, bind

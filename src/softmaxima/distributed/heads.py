@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.numbers import check_flag
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.tracing import sizes
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.numbers import check_flag
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.tracing import sizes
 from softmaxima.distributed.kept import once, save, saved
 from softmaxima.distributed.labels import here
 from softmaxima.distributed.losses import RowLosses, Scores, alike_of_batch, bind_to, check_constants, per_row

@@ -12,13 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor import empty as empty_dtensor
 
-from softmaxima.core.arguments import as_tensor, check_place, like_input, scale_domain
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.modules import OptionsModule, WithOptions, held_value
-from softmaxima.core.numbers import check_count
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness, as_torch_generator
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import as_tensor, check_place, like_input, scale_domain
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.modules import OptionsModule, WithOptions, held_value
+from softmaxima.base.numbers import check_count
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness, as_torch_generator
+from softmaxima.base.tracing import sizes
 from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.maps import shared_map

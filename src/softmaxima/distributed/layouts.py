@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.numbers import check_choice, check_count
-from softmaxima.core.public import public
+from softmaxima.base.numbers import check_choice, check_count
+from softmaxima.base.public import public
 from softmaxima.distributed.agreement import Agreement
 from softmaxima.distributed.ranks import Group, RanksError, ranks_of
 

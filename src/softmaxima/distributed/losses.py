@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import broadcasts, check_per_row, moved_last
-from softmaxima.core.blocks import State, joined
-from softmaxima.core.jacobian import narrowed
-from softmaxima.core.numbers import TEMPERATURE
-from softmaxima.core.parts import merged
-from softmaxima.core.public import public
-from softmaxima.core.temperature import over
-from softmaxima.core.tracing import outside_compilers, sizes
+from softmaxima.base.arguments import broadcasts, check_per_row, moved_last
+from softmaxima.base.jacobian import narrowed
+from softmaxima.base.numbers import TEMPERATURE
+from softmaxima.base.public import public
+from softmaxima.base.temperature import over
+from softmaxima.base.tracing import outside_compilers, sizes
 from softmaxima.distributed.agreement import Agreement, alike, learns
 from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.labels import spoken
@@ -33,6 +31,8 @@ from softmaxima.distributed.ranks import (
     reads_values,
 )
 from softmaxima.distributed.rows import Shared
+from softmaxima.engine.blocks import State, joined
+from softmaxima.engine.parts import merged
 from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, mean_over, prepare
 from softmaxima.losses._finding import find_loss
 from softmaxima.losses._parts import LabelScores, LossInParts, Targets, all_rows, bind

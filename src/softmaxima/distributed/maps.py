@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import DType, as_map_scores, moved_last, rows_last
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.evaluation import check_params
-from softmaxima.core.parts import InParts
-from softmaxima.core.public import public
-from softmaxima.core.tracing import outside_compilers
+from softmaxima.base.arguments import DType, as_map_scores, moved_last, rows_last
+from softmaxima.base.public import public
+from softmaxima.base.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.ranks import MESSAGES, AnyRanks, Group, outside_the_graph, ranks_of
 from softmaxima.distributed.rows import Shared
+from softmaxima.engine.contract import AnyMap, Map, find_map
+from softmaxima.engine.evaluation import check_params
+from softmaxima.engine.parts import InParts
 from softmaxima.maps import REGISTRY
 from softmaxima.maps.softmax import SOFTMIN
 

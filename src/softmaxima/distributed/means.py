@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, check_value
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_scores, check_value
+from softmaxima.base.public import public
 from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of
 

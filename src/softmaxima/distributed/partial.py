@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.numbers import check_count
-from softmaxima.core.randomness import as_torch_generator
-from softmaxima.core.tracing import sizes
+from softmaxima.base.numbers import check_count
+from softmaxima.base.randomness import as_torch_generator
+from softmaxima.base.tracing import sizes
 from softmaxima.distributed.agreement import Agreement
 from softmaxima.distributed.labels import check_range, here
 from softmaxima.heads.request import Request

@@ -33,7 +33,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _world
 
-from softmaxima.core.tracing import is_concrete, outside_compilers, transforming
+from softmaxima.base.tracing import is_concrete, outside_compilers, transforming
 from softmaxima.distributed.agreement import Agreement, wrong
 from softmaxima.distributed.stores import GONE, Meeting, delete, heard, is_there, read, store_of
 

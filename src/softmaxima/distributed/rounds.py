@@ -23,14 +23,14 @@ from softmaxima.attn import blocks, fused, naive
 from softmaxima.attn.arguments import Request, Visible
 from softmaxima.attn.merge import merge_attention
 from softmaxima.attn.parts import AttentionInParts, AttentionPart
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.blocks import State
-from softmaxima.core.contract import find_map
-from softmaxima.core.jacobian import product
-from softmaxima.core.parts import InParts
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.jacobian import product
 from softmaxima.distributed.layouts import Span
 from softmaxima.distributed.ranks import Ranks
 from softmaxima.distributed.rows import gathered, told
+from softmaxima.engine.blocks import State
+from softmaxima.engine.contract import find_map
+from softmaxima.engine.parts import InParts
 from softmaxima.lse.logaddexp import logaddexp
 
 

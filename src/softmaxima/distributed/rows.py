@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from softmaxima.core import monoid
-from softmaxima.core.blocks import State
-from softmaxima.core.jacobian import narrowed
-from softmaxima.core.own_part import OwnPart
-from softmaxima.core.parts import InParts, merged, spread
-from softmaxima.core.rows import FEW
+from softmaxima.base import monoid
+from softmaxima.base.jacobian import narrowed
+from softmaxima.base.rows import FEW
 from softmaxima.distributed.agreement import Agreement
 from softmaxima.distributed.ranks import AnyRanks, RanksError, reads_values
+from softmaxima.engine.blocks import State
+from softmaxima.engine.own_part import OwnPart
+from softmaxima.engine.parts import InParts, merged, spread
 
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room, of few rows for more
 

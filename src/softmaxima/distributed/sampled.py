@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import check_per_row, scale_domain
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.numbers import check_count, check_flag
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import check_per_row, scale_domain
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.numbers import check_count, check_flag
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.tracing import sizes
 from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.copied import copied
 from softmaxima.distributed.labels import check_range, here, spoken

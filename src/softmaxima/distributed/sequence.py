@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_dim
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_tensor, check_dim
+from softmaxima.base.public import public
 from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.layouts import Spans, check_layout, spans_of
 from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core import monoid
-from softmaxima.core.arguments import as_map_scores, check_dims
-from softmaxima.core.contract import find_map
-from softmaxima.core.jacobian import narrowed
-from softmaxima.core.parts import InParts
-from softmaxima.core.public import public
-from softmaxima.core.rows import without_mask
-from softmaxima.core.temperature import over
-from softmaxima.core.tracing import outside_compilers
+from softmaxima.base import monoid
+from softmaxima.base.arguments import as_map_scores, check_dims
+from softmaxima.base.jacobian import narrowed
+from softmaxima.base.public import public
+from softmaxima.base.rows import without_mask
+from softmaxima.base.temperature import over
+from softmaxima.base.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.ranks import MESSAGES, AnyRanks, Group, outside_the_graph, ranks_of
 from softmaxima.distributed.rows import Shared
+from softmaxima.engine.contract import find_map
+from softmaxima.engine.parts import InParts
 from softmaxima.lse.logsumexp import prepare
 
 NAME = "distributed.logsumexp"

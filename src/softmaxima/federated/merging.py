@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError, check_count
-from softmaxima.core.public import public
-from softmaxima.core.unquoted import kind_of
+from softmaxima.base.numbers import InputError, check_count
+from softmaxima.base.public import public
+from softmaxima.base.unquoted import kind_of
 from softmaxima.federated.summaries import Summary, check_summary, rounding
+from softmaxima.io import LogSumExpState
 from softmaxima.lse import Estimate
-from softmaxima.streams import LogSumExpState
 
 MOST = 2**62  # scores of all clients, which int64 counts
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from softmaxima.core.numbers import check_choice, check_confidence, check_one_temperature, check_positive
-from softmaxima.core.public import public
-from softmaxima.core.unquoted import kind_of, read_scores
+from softmaxima.base.numbers import check_choice, check_confidence, check_one_temperature, check_positive
+from softmaxima.base.public import public
+from softmaxima.base.unquoted import kind_of, read_scores
 from softmaxima.federated.summaries import rounding
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ def secure_logsumexp(
     >>> bool(abs(found.value - np.log(4)) <= found.error)
     True
     """
+    from softmaxima.io import LogSumExpState
     from softmaxima.secure.evaluation import evaluated
     from softmaxima.secure.fixed_point import FARTHEST, fixed_point
-    from softmaxima.streams import LogSumExpState
 
     name = "secure_logsumexp"
     rows, temperature = _clients(name, clients), check_one_temperature(name, temperature)

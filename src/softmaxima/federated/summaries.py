@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.numbers import InputError, check_count, check_int, check_number, check_one_temperature
-from softmaxima.core.public import public
-from softmaxima.core.unquoted import kind_of, read_scores
-from softmaxima.streams import LogSumExpState
-from softmaxima.streams._scaled import NOTHING, WIDE, Product, Scaled, nothing
+from softmaxima.base.arguments import Array
+from softmaxima.base.numbers import InputError, check_count, check_int, check_number, check_one_temperature
+from softmaxima.base.public import public
+from softmaxima.base.unquoted import kind_of, read_scores
+from softmaxima.io import LogSumExpState
+from softmaxima.io._scaled import NOTHING, WIDE, Product, Scaled, nothing
 
 KIND = "softmaxima summary 1"
 MOST = 2**53  # scores of a client

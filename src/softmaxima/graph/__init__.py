@@ -9,7 +9,7 @@ if importlib.util.find_spec("torch_geometric") is None:
         'sm.graph needs torch_geometric, which is not installed: pip install "softmaxima[graph]"', name="torch_geometric"
     )
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.graph.aggregation import LogSumExpAggregation, MapAggregation
 from softmaxima.graph.attention import MapGATConv, MapGATv2Conv, MapTransformerConv
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.inits import reset
 
-from softmaxima.core.arguments import as_floating, check_dim
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.modules import held_value
-from softmaxima.core.numbers import TEMPERATURE
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import as_floating, check_dim
+from softmaxima.base.modules import held_value
+from softmaxima.base.numbers import TEMPERATURE
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.contract import AnyMap
 from softmaxima.graph.neighbours import (
     NotScripted,
     check_gate,

@@ -21,9 +21,9 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import check_count, check_flag, check_int, described
-from softmaxima.core.public import add_names, public
+from softmaxima.base.numbers import check_count, check_flag, check_int, described
+from softmaxima.base.public import add_names, public
+from softmaxima.engine.contract import AnyMap
 from softmaxima.graph.neighbours import NotScripted, first_numbers, held_map, over_neighbours, restore, said_map, segments_of
 from softmaxima.maps import MapModule
 

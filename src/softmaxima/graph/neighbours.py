@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric import Index
 
-from softmaxima.core.arguments import check_dim
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.modules import held_value
-from softmaxima.core.numbers import TEMPERATURE, described
-from softmaxima.core.tracing import is_recorded, outside_compilers, transforming
+from softmaxima.base.arguments import check_dim
+from softmaxima.base.modules import held_value
+from softmaxima.base.numbers import TEMPERATURE, described
+from softmaxima.base.tracing import is_recorded, outside_compilers, transforming
+from softmaxima.engine.contract import AnyMap, Map, find_map
 from softmaxima.maps import MapModule
 from softmaxima.segments import segment_map
 from softmaxima.segments.grouping import found_again, found_segments

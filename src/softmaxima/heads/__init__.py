@@ -1,6 +1,6 @@
 """Large output layers: losses of a linear layer that never hold its scores, and heads that look at a part of the classes."""
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.heads.adaptive import AdaptiveSoftmax
 from softmaxima.heads.factored import TopClasses
 from softmaxima.heads.frequencies import StreamingFrequency

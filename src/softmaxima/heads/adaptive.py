@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from softmaxima.core.arguments import as_tensor, check_place, check_values
-from softmaxima.core.numbers import check_int, check_number, described
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_tensor, check_place, check_values
+from softmaxima.base.numbers import check_int, check_number, described
+from softmaxima.base.public import public
 from softmaxima.heads.factored import FactoredHead, draw_each
 from softmaxima.heads.linear_loss import linear_loss
 from softmaxima.heads.trees import as_integers, check_frequencies

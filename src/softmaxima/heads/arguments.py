@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device
-from softmaxima.core.public import unknown_argument
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import as_scores, as_tensor, check_device
+from softmaxima.base.public import unknown_argument
+from softmaxima.base.tracing import sizes
 from softmaxima.losses._classification import check_labels
 
 

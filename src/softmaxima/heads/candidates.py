@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import check_values
-from softmaxima.core.numbers import check_count, check_flag
-from softmaxima.core.randomness import as_torch_generator
-from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.base.arguments import check_values
+from softmaxima.base.numbers import check_count, check_flag
+from softmaxima.base.randomness import as_torch_generator
+from softmaxima.base.tracing import is_concrete, sizes
 from softmaxima.heads.corrections import check_log_q
 from softmaxima.heads.labelled import Labelled
 from softmaxima.heads.samplers import AnySampler, Sampler, as_sampler

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.tracing import sizes
+from softmaxima.base.tracing import sizes
 from softmaxima.heads.products import LayerGradients, put_scores
 from softmaxima.heads.request import Request
 from softmaxima.kernels.native import Layer

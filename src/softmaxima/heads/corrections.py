@@ -33,7 +33,7 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.tracing import is_concrete
 from softmaxima.lse.log1mexp import log1mexp
 
 CORRECTIONS = ("positive", "log_q", "none")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import like_input
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.numbers import check_count
-from softmaxima.core.tracing import may_differentiate, sizes
+from softmaxima.base.arguments import like_input
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.numbers import check_count
+from softmaxima.base.tracing import may_differentiate, sizes
 from softmaxima.heads.labelled import HELD, Rows, slices
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values, like_input, scale_domain
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.modules import WithOptions, held_value
-from softmaxima.core.numbers import check_choice, check_count, check_int
-from softmaxima.core.randomness import Randomness, as_seed
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import COMPUTE_DTYPE, check_value, check_values, like_input, scale_domain
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.modules import WithOptions, held_value
+from softmaxima.base.numbers import check_choice, check_count, check_int
+from softmaxima.base.randomness import Randomness, as_seed
+from softmaxima.base.tracing import sizes
 from softmaxima.heads.arguments import as_rows_of, check_hidden, check_targets, check_weight
 from softmaxima.losses._classification import REDUCTIONS, Batch, check_class_weight
 

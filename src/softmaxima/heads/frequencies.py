@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, check_values
-from softmaxima.core.numbers import check_count, check_number
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_tensor, check_values
+from softmaxima.base.numbers import check_count, check_number
+from softmaxima.base.public import public
 
 
 class KeepsDouble(nn.Module):

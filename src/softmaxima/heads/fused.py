@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_exporting
 
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.fused import fused
-from softmaxima.core.tracing import is_concrete, is_eager, operation, transforming
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.tracing import is_concrete, is_eager, operation, transforming
+from softmaxima.engine.fused import fused
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.passes import Pass
 from softmaxima.heads.request import Request, compose

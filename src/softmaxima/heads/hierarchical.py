@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import check_place
-from softmaxima.core.numbers import check_choice, check_count
-from softmaxima.core.public import public
+from softmaxima.base.arguments import check_place
+from softmaxima.base.numbers import check_choice, check_count
+from softmaxima.base.public import public
 from softmaxima.heads import tree_descent
 from softmaxima.heads.factored import FactoredHead
 from softmaxima.heads.tree_paths import TABLES, Layer, path_losses, rows_of, tables

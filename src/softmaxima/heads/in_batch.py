@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device, check_value, like_input, scale_domain
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.modules import WithOptions, held_value
-from softmaxima.core.numbers import TEMPERATURE, check_choice, check_flag
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete, is_keeping, may_differentiate, sizes, transforming
+from softmaxima.base.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device, check_value, like_input, scale_domain
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.modules import WithOptions, held_value
+from softmaxima.base.numbers import TEMPERATURE, check_choice, check_flag
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_concrete, is_keeping, may_differentiate, sizes, transforming
 from softmaxima.heads.arguments import as_rows_of
 from softmaxima.heads.corrections import CORRECTIONS, check_log_q, check_removal, target_correction
 from softmaxima.heads.labelled import HELD, slices

@@ -12,9 +12,9 @@ from torch.compiler import is_compiling
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_tensor, check_per_row, like_input, scale_domain
-from softmaxima.core.numbers import check_choice, check_int
-from softmaxima.core.tracing import may_differentiate, sizes, transforming
+from softmaxima.base.arguments import COMPUTE_DTYPE, as_tensor, check_per_row, like_input, scale_domain
+from softmaxima.base.numbers import check_choice, check_int
+from softmaxima.base.tracing import may_differentiate, sizes, transforming
 from softmaxima.heads.arguments import as_rows_of, check_bias, check_hidden, check_targets, check_weight
 from softmaxima.losses._classification import REDUCTIONS
 

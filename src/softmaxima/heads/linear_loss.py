@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import (
+from softmaxima.base.arguments import (
     COMPUTE_DTYPE,
     Array,
     as_tensor,
@@ -21,16 +21,16 @@ from softmaxima.core.arguments import (
     like_input,
     scale_domain,
 )
-from softmaxima.core.cosines import unit
-from softmaxima.core.modules import OptionsModule, WithOptions, held_value
-from softmaxima.core.numbers import (
+from softmaxima.base.cosines import unit
+from softmaxima.base.modules import OptionsModule, WithOptions, held_value
+from softmaxima.base.numbers import (
     check_choice,
     check_count,
     check_number,
     described,
 )
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete, is_symbol, of_symbol, sizes
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_concrete, is_symbol, of_symbol, sizes
 from softmaxima.heads.arguments import as_rows_of, check_bias, check_hidden, check_options, check_weight
 from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_scores, as_tensor, check_place, check_value, like_input, scale_domain
-from softmaxima.core.cosines import cosines
-from softmaxima.core.modules import WithOptions, held_value
-from softmaxima.core.numbers import check_choice, check_count, check_number
-from softmaxima.core.public import public
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import Array, as_scores, as_tensor, check_place, check_value, like_input, scale_domain
+from softmaxima.base.cosines import cosines
+from softmaxima.base.modules import WithOptions, held_value
+from softmaxima.base.numbers import check_choice, check_count, check_number
+from softmaxima.base.public import public
+from softmaxima.base.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_weight
 from softmaxima.heads.exact import best_classes
 from softmaxima.heads.labelled import Rows, as_rows

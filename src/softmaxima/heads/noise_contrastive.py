@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import check_value
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.numbers import check_count
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import check_value
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.numbers import check_count
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.tracing import sizes
 from softmaxima.heads.candidates import Drawing, as_drawing
 from softmaxima.heads.labelled import as_labelled
 from softmaxima.heads.sampling_head import SamplingHead

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.routing import is_native
-from softmaxima.core.rowwise import compute, keeps_scores, pull
-from softmaxima.core.tracing import sizes
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.tracing import sizes
+from softmaxima.engine.routing import is_native
+from softmaxima.engine.rowwise import compute, keeps_scores, pull
 from softmaxima.heads.class_parts import add_part
 from softmaxima.heads.products import LayerGradients, layer_of, wanted
 from softmaxima.heads.request import Request, composed, composed_outputs, counted, in_double, loss_of_log, of_rows

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.routing import is_native
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.routing import is_native
 from softmaxima.kernels import native
 from softmaxima.kernels.native import Layer
 

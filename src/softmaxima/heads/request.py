@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.contract import Map, find_map
-from softmaxima.core.cosines import unit, unrounded
-from softmaxima.core.routing import is_native
-from softmaxima.core.temperature import quotient
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.cosines import unit, unrounded
+from softmaxima.base.temperature import quotient
+from softmaxima.base.tracing import sizes
+from softmaxima.engine.contract import Map, find_map
+from softmaxima.engine.routing import is_native
 from softmaxima.heads.margins import Margin
 from softmaxima.losses._classification import REGISTRY, Batch, Evaluation, Loss
 from softmaxima.losses.fenchel_young import class_params, conjugate

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.cosines import unrounded
-from softmaxima.core.numbers import check_choice, check_flag
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
+from softmaxima.base.cosines import unrounded
+from softmaxima.base.numbers import check_choice, check_flag
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
 from softmaxima.heads.candidates import Drawing, as_drawing
 from softmaxima.heads.corrections import CORRECTIONS, check_removal, target_correction
 from softmaxima.heads.labelled import as_labelled

@@ -15,11 +15,11 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, check_values
-from softmaxima.core.numbers import check_count, check_int, check_number, nearest
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness, as_torch_generator
-from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.base.arguments import as_tensor, check_values
+from softmaxima.base.numbers import check_count, check_int, check_number, nearest
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness, as_torch_generator
+from softmaxima.base.tracing import is_concrete, sizes
 from softmaxima.heads.frequencies import KeepsDouble
 
 

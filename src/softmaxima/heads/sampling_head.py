@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, check_place, scale_domain
-from softmaxima.core.modules import WithOptions, held_value
-from softmaxima.core.numbers import check_choice, check_count, check_int
-from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.base.arguments import as_tensor, check_place, scale_domain
+from softmaxima.base.modules import WithOptions, held_value
+from softmaxima.base.numbers import check_choice, check_count, check_int
+from softmaxima.base.randomness import Randomness, as_torch_generator
 from softmaxima.heads.candidates import as_drawing
 from softmaxima.heads.exact import best_classes, exact_log_prob
 from softmaxima.heads.labelled import as_labelled, as_rows

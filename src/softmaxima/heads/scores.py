@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.tracing import sizes
+from softmaxima.base.tracing import sizes
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.products import put_scores
 from softmaxima.heads.request import Request

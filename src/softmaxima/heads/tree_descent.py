@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from softmaxima.core.onnx import logsigmoid
+from softmaxima.base.onnx import logsigmoid
 from softmaxima.heads.factored import draw_each
 from softmaxima.heads.tree_paths import BLOCK, Layer, many_scores, two_scores
 from softmaxima.maps.log_softmax import LOG_SOFTMAX

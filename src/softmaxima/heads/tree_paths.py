@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from softmaxima.core.fused import fused
-from softmaxima.core.onnx import logsigmoid
-from softmaxima.core.tracing import transforming
+from softmaxima.base.onnx import logsigmoid
+from softmaxima.base.tracing import transforming
+from softmaxima.engine.fused import fused
 from softmaxima.heads.factored import blocks
 from softmaxima.heads.trees import Tree
 from softmaxima.losses.cross_entropy import cross_entropy

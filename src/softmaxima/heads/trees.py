@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_values
-from softmaxima.core.numbers import check_count
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_tensor, check_values
+from softmaxima.base.numbers import check_count
+from softmaxima.base.public import public
 
 
 @public

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.integrations.replacement import AttentionReplacement, replace_attention
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
     indexable,
 )
 
-from softmaxima.core.public import public
+from softmaxima.base.public import public
 from softmaxima.temperature.calibration import EPS, METHODS, Calibration, calibrate_safely, check_penalty, floor_of, logarithms
 
 

@@ -19,7 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from softmaxima import losses
-from softmaxima.core.public import public
+from softmaxima.base.public import public
 from softmaxima.integrations.pairs import FUNCTIONS, Pair, usual_pair
 from softmaxima.integrations.training import Training, Weights, probabilities, scores
 from softmaxima.maps import find_map

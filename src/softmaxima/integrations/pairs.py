@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import softmaxima as sm
-from softmaxima.core.numbers import choose as core_choose
+from softmaxima.base.numbers import choose as core_choose
 from softmaxima.maps import REGISTRY, Map, find_map
 
 FUNCTIONS = {f.__name__: f for f in (torch.sigmoid, functional.softplus, torch.square)}  # that a parameter can name

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from softmaxima.attn import MultiheadAttention
 from softmaxima.attn.arguments import check_request, with_params
 from softmaxima.attn.multihead import give_map
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.public import public
+from softmaxima.base.public import public
+from softmaxima.engine.contract import AnyMap, find_map
 from softmaxima.integrations.calls import attend
 
 NAME = "replace_attention"

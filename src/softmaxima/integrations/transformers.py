@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.contract import REGISTRY, Map, find_map
-from softmaxima.core.numbers import nearest
+from softmaxima.base.numbers import nearest
+from softmaxima.engine.contract import REGISTRY, Map, find_map
 from softmaxima.integrations.calls import attend
 from softmaxima.integrations.pairs import FUNCTIONS
 

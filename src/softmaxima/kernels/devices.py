@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from softmaxima.core.tracing import constant_when_compiled
+from softmaxima.base.tracing import constant_when_compiled
 from softmaxima.kernels import native, native_attention, native_segments
 from softmaxima.kernels.interface import asked_backend
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.tracing import constant_when_compiled, operation
+from softmaxima.base.tracing import constant_when_compiled, operation
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import library
 from softmaxima.kernels.native import KERNELS, Kernel, Theta

@@ -1,6 +1,6 @@
 """Losses for classification, with the shapes and arguments of `torch.nn.functional.cross_entropy`: one file a loss."""
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.losses._classification import REGISTRY, Loss, LossModule
 from softmaxima.losses.cross_entropy import CrossEntropyLoss, cross_entropy
 from softmaxima.losses.elastic_cross_entropy import ElasticCrossEntropyLoss, elastic_cross_entropy

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from softmaxima.core.arguments import (
+from softmaxima.base.arguments import (
     as_scores,
     as_tensor,
     check_device,
@@ -31,18 +31,18 @@ from softmaxima.core.arguments import (
     moved_last,
     scale_domain,
 )
-from softmaxima.core.blocks import Part, places
-from softmaxima.core.contract import Map
-from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
-from softmaxima.core.fused import fused, is_fusible
-from softmaxima.core.modules import OptionsModule, held_value
-from softmaxima.core.numbers import TEMPERATURE, check_choice, check_int, check_number
-from softmaxima.core.parts import again, as_given, in_parts
-from softmaxima.core.public import public, unknown_argument
-from softmaxima.core.routing import is_native, kernels
-from softmaxima.core.rows import row_length, without_mask
-from softmaxima.core.temperature import anchored, is_one, quotient
-from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
+from softmaxima.base.dtensors import form_of_dtensors, is_dtensor
+from softmaxima.base.modules import OptionsModule, held_value
+from softmaxima.base.numbers import TEMPERATURE, check_choice, check_int, check_number
+from softmaxima.base.public import public, unknown_argument
+from softmaxima.base.rows import row_length, without_mask
+from softmaxima.base.temperature import anchored, is_one, quotient
+from softmaxima.base.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
+from softmaxima.engine.blocks import Part, places
+from softmaxima.engine.contract import Map
+from softmaxima.engine.fused import fused, is_fusible
+from softmaxima.engine.parts import again, as_given, in_parts
+from softmaxima.engine.routing import is_native, kernels
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import has_kernel
 from softmaxima.losses._parts import RowForm, all_rows, bind, some_rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from softmaxima.core.contract import REGISTRY as MAPS
-from softmaxima.core.numbers import nearest
+from softmaxima.base.numbers import nearest
+from softmaxima.engine.contract import REGISTRY as MAPS
 from softmaxima.losses._classification import REGISTRY, Loss
 
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.blocks import Part, RegulariserInParts, State, places
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.monoid import gap
-from softmaxima.core.parts import Anew, InParts, bound_in_parts, merged
-from softmaxima.core.tracing import sizes
+from softmaxima.base.monoid import gap
+from softmaxima.base.tracing import sizes
+from softmaxima.engine.blocks import Part, RegulariserInParts, State, places
+from softmaxima.engine.contract import AnyMap, find_map
+from softmaxima.engine.parts import Anew, InParts, bound_in_parts, merged
 
 # (the loss's name and options) → (a map, its parameters, the options that are left)
 FindMap = Callable[[str, dict[str, Any]], tuple[AnyMap, dict[str, Any], dict[str, Any]]]

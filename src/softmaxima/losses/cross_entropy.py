@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array
+from softmaxima.base.public import public
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.log_softmax import LOG_SOFTMAX

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_tensor, moved_last
-from softmaxima.core.evaluation import check_params, plain_numbers
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, as_tensor, moved_last
+from softmaxima.base.public import public
+from softmaxima.engine.evaluation import check_params, plain_numbers
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import check_number
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
+from softmaxima.base.arguments import Array
+from softmaxima.base.numbers import check_number
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_concrete, is_exporting_to_onnx, sizes
+from softmaxima.engine.contract import AnyMap
 from softmaxima.losses._classification import Batch, Evaluation, Loss, evaluated, losses_of_p, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, moved_last
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.envelope import envelope, with_slope
-from softmaxima.core.evaluation import check_params, plain_numbers
-from softmaxima.core.public import public
-from softmaxima.core.rows import MOST_P, row_maximum, without_mask
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import Array, as_tensor, moved_last
+from softmaxima.base.public import public
+from softmaxima.base.rows import MOST_P, row_maximum, without_mask
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.contract import AnyMap, Map, find_map
+from softmaxima.engine.envelope import envelope, with_slope
+from softmaxima.engine.evaluation import check_params, plain_numbers
 from softmaxima.losses._classification import (
     OF_SCORES,
     SHARED,

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_tensor, check_per_row, check_value, moved_last
-from softmaxima.core.modules import held_value
-from softmaxima.core.onnx import logsigmoid
-from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import Array, as_tensor, check_per_row, check_value, moved_last
+from softmaxima.base.modules import held_value
+from softmaxima.base.onnx import logsigmoid
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.tracing import sizes
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, RowLosses, evaluated, losses_of, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.lse.logsumexp import logsumexp

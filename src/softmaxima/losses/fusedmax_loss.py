@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array
+from softmaxima.base.public import public
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
 from softmaxima.maps.fusedmax import FUSEDMAX

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import (
+from softmaxima.base.arguments import (
     Array,
     as_scores,
     as_tensor,
@@ -27,12 +27,12 @@ from softmaxima.core.arguments import (
     moved_last,
     scale_domain,
 )
-from softmaxima.core.cosines import cosines, unit
-from softmaxima.core.dtensors import is_dtensor
-from softmaxima.core.modules import held_value
-from softmaxima.core.numbers import check_int, check_number
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.cosines import cosines, unit
+from softmaxima.base.dtensors import is_dtensor
+from softmaxima.base.modules import held_value
+from softmaxima.base.numbers import check_int, check_number
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_concrete
 from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, evaluated, native_only, reduced, register
 from softmaxima.losses.cross_entropy import reference as cross_entropy_reference

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array
+from softmaxima.base.public import public
+from softmaxima.engine.contract import AnyMap
 from softmaxima.losses._classification import Batch, Evaluation, Loss, evaluated, losses_of_p, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params

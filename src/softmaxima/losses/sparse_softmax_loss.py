@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.contract import Map
-from softmaxima.core.numbers import as_number
-from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum
+from softmaxima.base.arguments import Array
+from softmaxima.base.numbers import as_number
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum
+from softmaxima.engine.contract import Map
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_given, reduced, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.lse.logsumexp import logsumexp

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array
+from softmaxima.base.public import public
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference

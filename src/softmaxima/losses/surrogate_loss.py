@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.contract import AnyMap, Map
-from softmaxima.core.envelope import with_slope
-from softmaxima.core.evaluation import plain_numbers
-from softmaxima.core.public import public
-from softmaxima.core.rows import without_mask
+from softmaxima.base.arguments import Array
+from softmaxima.base.public import public
+from softmaxima.base.rows import without_mask
+from softmaxima.engine.contract import AnyMap, Map
+from softmaxima.engine.envelope import with_slope
+from softmaxima.engine.evaluation import plain_numbers
 from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_given, reduced, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, expected_score, p_minus_y, probability_map, with_params
 

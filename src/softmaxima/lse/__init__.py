@@ -1,6 +1,7 @@
 """logsumexp and the functions that are made of it."""
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
+from softmaxima.io import LogSumExpState, file_logsumexp
 from softmaxima.lse.adaptive import adaptive_logsumexp
 from softmaxima.lse.bounds.intervals import (
     Interval,
@@ -32,7 +33,6 @@ from softmaxima.lse.robust import median_of_means_logsumexp, robust_interval, tr
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
 from softmaxima.lse.softplus import inverse_softplus, softplus
 from softmaxima.lse.streaming import sequence_logsumexp, streaming_logsumexp
-from softmaxima.streams import LogSumExpState, file_logsumexp
 
 __all__ = [
     "Estimate",

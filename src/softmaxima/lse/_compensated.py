@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core import double_double as dd
-from softmaxima.core.differentiable import batch_first
-from softmaxima.core.double_double import Pair
+from softmaxima.base import double_double as dd
+from softmaxima.base.differentiable import batch_first
+from softmaxima.base.double_double import Pair
 
 BLOCK = 2**14  # scores at a time: what is held stays in cache
 SMALLEST = -1500.0  # exp of less is 0

@@ -1,4 +1,4 @@
-r"""Sums of complex exponentials: log S = log|S| + i arg S of S = Σ b_i exp(z_i), arg S in (−π, π], by `core/monoid.py`.
+r"""Sums of complex exponentials: log S = log|S| + i arg S of S = Σ b_i exp(z_i), arg S in (−π, π], by `base/monoid.py`.
 
 Written with torch's complex operations; the gradient is that of log Σ b_i exp(z_i − M).
 """
@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima.core.monoid import LogSum, complex_log, nothing, terms_apart
-from softmaxima.core.tracing import sizes
+from softmaxima.base.monoid import LogSum, complex_log, nothing, terms_apart
+from softmaxima.base.tracing import sizes
 from softmaxima.lse._weighted import with_gradient_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima.core.arguments import as_floating, check_scores, like_input, rows_last
+from softmaxima.base.arguments import as_floating, check_scores, like_input, rows_last
 
 
 def scores_last(

@@ -1,6 +1,6 @@
 r"""Weighted sums: log|S| and the sign of S = Σ b_i exp(z_i), for weights b of either sign.
 
-    S = e^{M/τ} (m + r),  M the score of the largest |b_i exp(x_i/τ)|          (m and r of `core/monoid.py`, with signs)
+    S = e^{M/τ} (m + r),  M the score of the largest |b_i exp(x_i/τ)|          (m and r of `base/monoid.py`, with signs)
     ∂log|S|/∂z_i = b_i exp(z_i)/S          ∂log|S|/∂b_i = exp(z_i)/S, also where b_i = 0;  z = x/τ
 
 A weight of 0 removes its score, whatever that is; +∞ of weights of either sign cancel to NaN, and beside any +∞ the gradient is
@@ -14,11 +14,11 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima.core.envelope import with_slope
-from softmaxima.core.fused import fused, is_readable
-from softmaxima.core.monoid import LogSum, nothing, terms_apart
-from softmaxima.core.temperature import anchored, anchored_at
-from softmaxima.core.tracing import may_differentiate, sizes
+from softmaxima.base.monoid import LogSum, nothing, terms_apart
+from softmaxima.base.temperature import anchored, anchored_at
+from softmaxima.base.tracing import may_differentiate, sizes
+from softmaxima.engine.envelope import with_slope
+from softmaxima.engine.fused import fused, is_readable
 from softmaxima.kernels import native
 
 LARGEST_GAP = 1418.0  # e^(gap/2) is finite, times a scale above 1 that is taken off it

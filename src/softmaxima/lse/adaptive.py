@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.envelope import with_slope
-from softmaxima.core.numbers import check_number, check_positive, is_finite, shown
-from softmaxima.core.public import public
-from softmaxima.core.temperature import anchored
+from softmaxima.base.arguments import Array
+from softmaxima.base.numbers import check_number, check_positive, is_finite, shown
+from softmaxima.base.public import public
+from softmaxima.base.temperature import anchored
+from softmaxima.engine.envelope import with_slope
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import softmax

@@ -1,4 +1,4 @@
-r"""logcumsumexp: LSE(x_1, …, x_k) for every k, as a scan of the monoid (M, m, r) of logsumexp (`core/monoid.py`).
+r"""logcumsumexp: LSE(x_1, …, x_k) for every k, as a scan of the monoid (M, m, r) of logsumexp (`base/monoid.py`).
 
 The native kernel runs along the row, with sums that do not round. Elsewhere pairs are merged first, their prefixes
 found the same way, and the scores between merged with these: O(n) work in 2 log₂ n steps, with rounding that grows with log n.
@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, check_dim, like_input
-from softmaxima.core.envelope import with_slope
-from softmaxima.core.fused import Native, fused, is_fusible
-from softmaxima.core.monoid import LogSum, merge
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
-from softmaxima.core.routing import is_native, kernels
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import Array, as_tensor, check_dim, like_input
+from softmaxima.base.monoid import LogSum, merge
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
+from softmaxima.base.tracing import sizes
+from softmaxima.engine.envelope import with_slope
+from softmaxima.engine.fused import Native, fused, is_fusible
+from softmaxima.engine.routing import is_native, kernels
 from softmaxima.kernels.operations import lying_like
 from softmaxima.lse._complex import each_complex, or_plain, over_temperature, plain_terms, wrapped
 from softmaxima.lse._weighted import with_gradient_of

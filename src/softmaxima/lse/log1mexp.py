@@ -9,9 +9,9 @@ import math
 
 import torch
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_map_scores, like_input
-from softmaxima.core.onnx import expm1
-from softmaxima.core.public import public
+from softmaxima.base.arguments import COMPUTE_DTYPE, Array, as_map_scores, like_input
+from softmaxima.base.onnx import expm1
+from softmaxima.base.public import public
 
 
 @public

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, like_input
-from softmaxima.core.envelope import envelope
-from softmaxima.core.fused import Native, fused, is_readable
-from softmaxima.core.onnx import expm1
-from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.temperature import anchored
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import Array, like_input
+from softmaxima.base.onnx import expm1
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.temperature import anchored
+from softmaxima.base.tracing import sizes
+from softmaxima.engine.envelope import envelope
+from softmaxima.engine.fused import Native, fused, is_readable
 from softmaxima.kernels import native
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare
 

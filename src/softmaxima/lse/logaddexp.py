@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_map_scores, check_device, like_input
-from softmaxima.core.fused import Pull, fused, is_readable
-from softmaxima.core.public import public
-from softmaxima.core.routing import is_plain
+from softmaxima.base.arguments import Array, as_map_scores, check_device, like_input
+from softmaxima.base.public import public
+from softmaxima.engine.fused import Pull, fused, is_readable
+from softmaxima.engine.routing import is_plain
 from softmaxima.kernels import native
 from softmaxima.lse.logsumexp import row_logsumexp
 

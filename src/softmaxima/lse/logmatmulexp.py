@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_map_scores, check_device, like_input
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_eager, may_differentiate, sizes, transforming
+from softmaxima.base.arguments import Array, as_map_scores, check_device, like_input
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_eager, may_differentiate, sizes, transforming
 from softmaxima.lse.logsumexp import row_logsumexp
 
 SMALLEST = 1e-100  # of a sum that is known: terms below 1e-308 are nothing beside it, and R times a slope up to 1e208 is a number

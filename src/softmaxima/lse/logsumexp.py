@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import (
+from softmaxima.base.arguments import (
     Array,
     as_floating,
     as_tensor,
@@ -27,16 +27,16 @@ from softmaxima.core.arguments import (
     like_input,
     merged_last,
 )
-from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
-from softmaxima.core.envelope import envelope
-from softmaxima.core.fused import Composite, Native, fused, is_fusible
-from softmaxima.core.monoid import log_sum
-from softmaxima.core.numbers import check_choice, check_positive
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
-from softmaxima.core.routing import is_plain, kernels
-from softmaxima.core.temperature import anchored
-from softmaxima.core.tracing import sizes
+from softmaxima.base.dtensors import form_of_dtensors, is_dtensor
+from softmaxima.base.monoid import log_sum
+from softmaxima.base.numbers import check_choice, check_positive
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
+from softmaxima.base.temperature import anchored
+from softmaxima.base.tracing import sizes
+from softmaxima.engine.envelope import envelope
+from softmaxima.engine.fused import Composite, Native, fused, is_fusible
+from softmaxima.engine.routing import is_plain, kernels
 from softmaxima.kernels import native
 from softmaxima.lse._compensated import compensated_logsumexp
 from softmaxima.lse._complex import complex_logsumexp, over_temperature

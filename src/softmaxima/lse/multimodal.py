@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.error_free import two_product
-from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.temperature import anchored_at
+from softmaxima.base.arguments import Array
+from softmaxima.base.error_free import two_product
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.temperature import anchored_at
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, check_per_row, like_input, moved_back, moved_last, rows_last
-from softmaxima.core.numbers import as_number
-from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.tracing import is_concrete, may_differentiate, transforming
+from softmaxima.base.arguments import COMPUTE_DTYPE, Array, as_tensor, check_per_row, like_input, moved_back, moved_last, rows_last
+from softmaxima.base.numbers import as_number
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.tracing import is_concrete, may_differentiate, transforming
 from softmaxima.kernels import native
 from softmaxima.lse._weighted import weighted_sum
 

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, like_input
-from softmaxima.core.numbers import check_choice, check_count, check_number
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness, as_torch_generator
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.temperature import anchored_at
+from softmaxima.base.arguments import Array, like_input
+from softmaxima.base.numbers import check_choice, check_count, check_number
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness, as_torch_generator
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.temperature import anchored_at
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.bounds._gaps import ends, read_rows
 from softmaxima.lse.bounds.intervals import exact_sum

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_dims
-from softmaxima.core.numbers import described, shown
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_tensor, check_dims
+from softmaxima.base.numbers import described, shown
+from softmaxima.base.public import public
 from softmaxima.lse.logsumexp import logsumexp
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_map_scores, like_input
-from softmaxima.core.numbers import check_number
-from softmaxima.core.onnx import expm1, logsigmoid
-from softmaxima.core.public import public
+from softmaxima.base.arguments import COMPUTE_DTYPE, Array, as_map_scores, like_input
+from softmaxima.base.numbers import check_number
+from softmaxima.base.onnx import expm1, logsigmoid
+from softmaxima.base.public import public
 
 
 @public

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, like_input
-from softmaxima.core.envelope import envelope
-from softmaxima.core.numbers import check_one_temperature, described
-from softmaxima.core.public import public
-from softmaxima.core.temperature import anchored
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import Array, as_tensor, like_input
+from softmaxima.base.numbers import check_one_temperature, described
+from softmaxima.base.public import public
+from softmaxima.base.temperature import anchored
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.envelope import envelope
+from softmaxima.io.state import LONG, PIECE, LogSumExpState, of_rows, tensor_rows
 from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
-from softmaxima.streams.state import LONG, PIECE, LogSumExpState, of_rows, tensor_rows
 
 
 @public

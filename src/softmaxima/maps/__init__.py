@@ -1,12 +1,12 @@
 """Maps from scores to probabilities: one file a map, each with its literal reference, its sensitivity and its claims."""
 
 # isort: off
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin  # the first of every list of maps
 
 # isort: on
-from softmaxima.core.contract import REGISTRY, Cost, Map, Parameter, Properties, find_map, register
-from softmaxima.core.parts import InParts, in_parts
+from softmaxima.engine.contract import REGISTRY, Cost, Map, Parameter, Properties, find_map, register
+from softmaxima.engine.parts import InParts, in_parts
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.budget_sparsemax import BudgetSparsemax, budget_sparsemax
 from softmaxima.maps.elastic_softmax import ElasticSoftmax, elastic_softmax

@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima.core.rows import row_maximum, total
-from softmaxima.core.series import expm1_ratio
-from softmaxima.core.tracing import is_eager
+from softmaxima.base.rows import row_maximum, total
+from softmaxima.base.series import expm1_ratio
+from softmaxima.base.tracing import is_eager
 
 STEPS = 16  # of which 11 are taken at the most, also at α next to 0 and to 1, of 10⁵ scores, and of those of 10³⁰
 

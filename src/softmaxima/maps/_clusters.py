@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.jacobian import Clustered
-from softmaxima.core.rows import number_like
+from softmaxima.base.jacobian import Clustered
+from softmaxima.base.rows import number_like
 from softmaxima.maps._threshold import entmax_rows
 
 ROUNDING = 2.0**-48  # of levels: it must not say which equal scores are in one cluster, nor what is in the support at its edge

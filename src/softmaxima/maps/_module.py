@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.modules import OptionsModule, held_value
-from softmaxima.core.numbers import TEMPERATURE, check_axes
-from softmaxima.core.public import public
+from softmaxima.base.modules import OptionsModule, held_value
+from softmaxima.base.numbers import TEMPERATURE, check_axes
+from softmaxima.base.public import public
+from softmaxima.engine.contract import AnyMap, find_map
 
 
 @public

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from softmaxima.core.onnx import atan2, erfcx, expm1, logsigmoid
-from softmaxima.core.rows import highest
-from softmaxima.core.tracing import is_concrete, is_keeping, sizes
+from softmaxima.base.onnx import atan2, erfcx, expm1, logsigmoid
+from softmaxima.base.rows import highest
+from softmaxima.base.tracing import is_concrete, is_keeping, sizes
 
 LOWEST = -40.0  # of log e^L
 LEAST = 1e-17  # of 1 − e^L

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.rows import normalise_exp, number_like, row_length, row_maximum
-from softmaxima.core.series import expm1_ratio
-from softmaxima.core.tracing import is_exporting_to_onnx
+from softmaxima.base.rows import normalise_exp, number_like, row_length, row_maximum
+from softmaxima.base.series import expm1_ratio
+from softmaxima.base.tracing import is_exporting_to_onnx
 
 # Newton takes 3 to 8 steps; bisecting every third step, 200 shrink the bracket below the rounding of float64.
 _MAX_STEPS = 200

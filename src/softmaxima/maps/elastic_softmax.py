@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import RegulariserInParts, exponential
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.envelope import with_slope
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.jacobian import DiagonalAndProduct
-from softmaxima.core.monoid import LogSum
-from softmaxima.core.public import public
-from softmaxima.core.rows import number_like, row_maximum, total, xlogx
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.jacobian import DiagonalAndProduct
+from softmaxima.base.monoid import LogSum
+from softmaxima.base.public import public
+from softmaxima.base.rows import number_like, row_maximum, total, xlogx
+from softmaxima.engine.blocks import RegulariserInParts, exponential
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.envelope import with_slope
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import thresholded
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.jacobian import Balanced
-from softmaxima.core.public import public
-from softmaxima.core.rows import divisor, number_like
-from softmaxima.core.series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
-from softmaxima.core.tracing import is_concrete, is_eager
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.jacobian import Balanced
+from softmaxima.base.public import public
+from softmaxima.base.rows import divisor, number_like
+from softmaxima.base.series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
+from softmaxima.base.tracing import is_concrete, is_eager
+from softmaxima.engine.blocks import thresholded
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._below_one import dense_rows, literal_rows
 from softmaxima.maps._module import MapModule

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import RegulariserInParts, exponential
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.jacobian import DiagonalAndProduct
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.jacobian import DiagonalAndProduct
+from softmaxima.base.public import public
+from softmaxima.engine.blocks import RegulariserInParts, exponential
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.elastic_softmax import conjugate as elastic_conjugate

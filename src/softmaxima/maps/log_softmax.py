@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import Part, exponential
-from softmaxima.core.contract import Cost, Map, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.jacobian import DiagonalAndProduct
-from softmaxima.core.monoid import LogSum, gap, log_sum
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.jacobian import DiagonalAndProduct
+from softmaxima.base.monoid import LogSum, gap, log_sum
+from softmaxima.base.public import public
+from softmaxima.engine.blocks import Part, exponential
+from softmaxima.engine.contract import Cost, Map, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 

@@ -21,14 +21,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import RegulariserInParts, thresholded
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.jacobian import Centred
-from softmaxima.core.public import public
-from softmaxima.core.rows import number_like, row_maximum, total
-from softmaxima.core.tracing import is_exporting_to_onnx
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.jacobian import Centred
+from softmaxima.base.public import public
+from softmaxima.base.rows import number_like, row_maximum, total
+from softmaxima.base.tracing import is_exporting_to_onnx
+from softmaxima.engine.blocks import RegulariserInParts, thresholded
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import halved

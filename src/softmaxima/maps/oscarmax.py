@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.jacobian import Clustered
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.jacobian import Clustered
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps import _clusters
 from softmaxima.maps._clusters import ROUNDING, Cluster

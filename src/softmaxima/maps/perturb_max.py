@@ -20,17 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.envelope import with_slope
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.jacobian import Form, narrowed
-from softmaxima.core.numbers import as_number
-from softmaxima.core.onnx import expm1, refuse_export
-from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum, total, without_mask
-from softmaxima.core.temperature import over
-from softmaxima.core.tracing import is_concrete, is_keeping, operation, sizes
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.jacobian import Form, narrowed
+from softmaxima.base.numbers import as_number
+from softmaxima.base.onnx import expm1, refuse_export
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum, total, without_mask
+from softmaxima.base.temperature import over
+from softmaxima.base.tracing import is_concrete, is_keeping, operation, sizes
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.envelope import with_slope
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._noises import (

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import Blocks, Part, State, growth
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.monoid import LogSum, merge
-from softmaxima.core.monoid import log_sum as sum_of_exponentials
-from softmaxima.core.public import public
-from softmaxima.core.routing import is_plain
-from softmaxima.core.rows import row_maximum, without_mask
-from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.monoid import LogSum, merge
+from softmaxima.base.monoid import log_sum as sum_of_exponentials
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum, without_mask
+from softmaxima.base.tracing import is_concrete, is_exporting_to_onnx, sizes
+from softmaxima.engine.blocks import Blocks, Part, State, growth
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
+from softmaxima.engine.routing import is_plain
 from softmaxima.kernels.native import Kernel, Theta
 from softmaxima.maps._module import MapModule
 

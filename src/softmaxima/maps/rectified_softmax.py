@@ -9,13 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import Blocks, Part, State, growth
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.monoid import LogSum, log_sum, merge
-from softmaxima.core.public import public
-from softmaxima.core.rows import normalise_exp
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.monoid import LogSum, log_sum, merge
+from softmaxima.base.public import public
+from softmaxima.base.rows import normalise_exp
+from softmaxima.engine.blocks import Blocks, Part, State, growth
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 

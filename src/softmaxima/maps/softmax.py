@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType, as_map_scores, like_input
-from softmaxima.core.blocks import exponential
-from softmaxima.core.contract import Cost, Map, register
-from softmaxima.core.dtensors import is_dtensor
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.public import public
-from softmaxima.core.rows import normalise_exp, xlogx
+from softmaxima.base.arguments import Array, DType, as_map_scores, like_input
+from softmaxima.base.dtensors import is_dtensor
+from softmaxima.base.public import public
+from softmaxima.base.rows import normalise_exp, xlogx
+from softmaxima.engine.blocks import exponential
+from softmaxima.engine.contract import Cost, Map, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import thresholded
-from softmaxima.core.contract import Cost, Map, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.public import public
+from softmaxima.engine.blocks import thresholded
+from softmaxima.engine.contract import Cost, Map, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import Blocks, Part, State, of_the_mass
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.public import public
-from softmaxima.core.rows import divisor, row_maximum, total, without_mask
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.public import public
+from softmaxima.base.rows import divisor, row_maximum, total, without_mask
+from softmaxima.engine.blocks import Blocks, Part, State, of_the_mass
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 

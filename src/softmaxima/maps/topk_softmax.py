@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import Blocks, Part, State, places
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.monoid import log_sum
-from softmaxima.core.public import public
-from softmaxima.core.rows import highest, normalise_exp
-from softmaxima.core.tracing import is_keeping
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.monoid import log_sum
+from softmaxima.base.public import public
+from softmaxima.base.rows import highest, normalise_exp
+from softmaxima.base.tracing import is_keeping
+from softmaxima.engine.blocks import Blocks, Part, State, places
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from softmaxima.core.arguments import Array, DType
-from softmaxima.core.blocks import Blocks, Part, State, places
-from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.evaluation import evaluate
-from softmaxima.core.monoid import LogSum, log_sum, merge
-from softmaxima.core.public import public
-from softmaxima.core.rows import FEW, divisor, normalise_exp, row_maximum
-from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, is_traced
+from softmaxima.base.arguments import Array, DType
+from softmaxima.base.monoid import LogSum, log_sum, merge
+from softmaxima.base.public import public
+from softmaxima.base.rows import FEW, divisor, normalise_exp, row_maximum
+from softmaxima.base.tracing import is_exporting_to_onnx, is_recorded, is_traced
+from softmaxima.engine.blocks import Blocks, Part, State, places
+from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity

@@ -1,6 +1,6 @@
 """Policies over any map, their temperatures, and the soft values and Bellman operators that belong to them."""
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.policy.bellman import SoftSolution, soft_bellman, soft_value_iteration
 from softmaxima.policy.boltzmann import Policy
 from softmaxima.policy.learning import AdaptiveTemperature, look_ahead

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, broadcasts, check_tensor, check_value, check_where, like_input
-from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import TEMPERATURE, check_count, check_number, check_positive
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import Array, as_scores, broadcasts, check_tensor, check_value, check_where, like_input
+from softmaxima.base.numbers import TEMPERATURE, check_count, check_number, check_positive
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.contract import AnyMap
 from softmaxima.policy.boltzmann import Policy, as_policy_map
 from softmaxima.policy.value import find_valued, value_of
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints, register_kl
 from torch.distributions.utils import lazy_property, probs_to_logits
 
-from softmaxima.core.arguments import broadcasts, check_tensor
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.numbers import check_count
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness, as_torch_generator
-from softmaxima.core.rows import without_mask
-from softmaxima.core.series import scaled_expm1_remainder
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import broadcasts, check_tensor
+from softmaxima.base.numbers import check_count
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness, as_torch_generator
+from softmaxima.base.rows import without_mask
+from softmaxima.base.series import scaled_expm1_remainder
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.contract import AnyMap, Map, find_map
 from softmaxima.maps import MapModule
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.sampling import gumbel_max

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_scores, broadcasts, check_value, check_where
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.numbers import check_one_temperature, check_positive
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.base.arguments import as_scores, broadcasts, check_value, check_where
+from softmaxima.base.numbers import check_one_temperature, check_positive
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_concrete, sizes
+from softmaxima.engine.contract import AnyMap, find_map
 from softmaxima.policy.value import value_of
 from softmaxima.sampling.rows import as_rows, map_params
 from softmaxima.temperature import Positive, Temperature

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_dim, check_where, like_input
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.numbers import check_number
-from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import Array, as_scores, check_dim, check_where, like_input
+from softmaxima.base.numbers import check_number
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.contract import AnyMap, Map, find_map
 from softmaxima.losses.fenchel_young import conjugate
 from softmaxima.lse import log_mean_exp, logsumexp
 from softmaxima.sampling.rows import Rows, as_rows, map_params, over_temperature

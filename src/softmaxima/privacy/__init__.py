@@ -7,7 +7,7 @@ import importlib.util
 if importlib.util.find_spec("opendp") is None:
     raise ImportError('sm.privacy needs opendp, which is not installed: pip install "softmaxima[privacy]"', name="opendp")
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.privacy.audit import Audit, audit
 from softmaxima.privacy.budget import Budget
 from softmaxima.privacy.choice import Choice, argmax, sample

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.numbers import as_number, check_confidence, check_count, check_number
-from softmaxima.core.public import public
-from softmaxima.core.unquoted import kind_of
+from softmaxima.base.numbers import as_number, check_confidence, check_count, check_number
+from softmaxima.base.public import public
+from softmaxima.base.unquoted import kind_of
 
 THRESHOLDS = 64  # events of each side that are tried
 FEW = 32  # values that are events themselves

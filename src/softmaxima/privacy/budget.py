@@ -17,8 +17,8 @@ from dataclasses import InitVar, dataclass, field
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
-from softmaxima.core.numbers import check_confidence, check_one_temperature, check_positive
-from softmaxima.core.public import public
+from softmaxima.base.numbers import check_confidence, check_one_temperature, check_positive
+from softmaxima.base.public import public
 from softmaxima.privacy.choice import Choice, check_scores_of_records, choosing
 from softmaxima.privacy.measurements import Cost, check_cost
 from softmaxima.privacy.records import Records, check_records, read_row

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.numbers import InputError, check_confidence, check_one_temperature
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array
+from softmaxima.base.numbers import InputError, check_confidence, check_one_temperature
+from softmaxima.base.public import public
 from softmaxima.privacy.measurements import Cost, check_cost, noisy_choice, scale_of_choice, within_float64
 from softmaxima.privacy.records import Scores, read_row
 

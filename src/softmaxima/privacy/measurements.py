@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError, check_number, check_positive
+from softmaxima.base.numbers import InputError, check_number, check_positive
+from softmaxima.io import LogSumExpState
 from softmaxima.privacy.library import NUMBER, dp
 from softmaxima.privacy.records import Records, Scores, sensitivity_of
-from softmaxima.streams import LogSumExpState
 
 CLOSE = 2.0**-40  # to the formula of a scale, relative: more than OpenDP rounds by
 

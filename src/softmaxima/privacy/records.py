@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from softmaxima.core.numbers import (
+from softmaxima.base.numbers import (
     InputError,
     as_number,
     check_choice,
@@ -26,8 +26,8 @@ from softmaxima.core.numbers import (
     check_one_temperature,
     check_positive,
 )
-from softmaxima.core.public import public
-from softmaxima.core.unquoted import kind_of, read_scores
+from softmaxima.base.public import public
+from softmaxima.base.unquoted import kind_of, read_scores
 from softmaxima.privacy.library import dp
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.numbers import check_confidence, check_one_temperature
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array
+from softmaxima.base.numbers import check_confidence, check_one_temperature
+from softmaxima.base.public import public
 from softmaxima.privacy.library import dp
 from softmaxima.privacy.measurements import Cost, check_cost, noisy_sum, within_float64
 from softmaxima.privacy.records import Records, check_records, read_row, sensitivity_of

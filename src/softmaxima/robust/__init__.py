@@ -1,6 +1,6 @@
 """Scores that somebody moved: worst cases and certificates, bounds through every map, attacks on scores, and their detection."""
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.robust.attacks import ATTACK_LOSSES, Attacked, attack
 from softmaxima.robust.certificates import certified_radius, lipschitz_bound, probability_radius
 from softmaxima.robust.detector import Detector, fit_detector

@@ -1,7 +1,7 @@
 """What functions of this room are asked for, checked: norms, radii, targets and rows; and what they give, rounded to the safe side.
 
 All is computed in float64, of scores and radii that are at most `LARGEST` in size. Sums, products and quotients that a certificate
-is made of are rounded to the side on which it holds, by what two numbers lost (`core/error_free.py`). So is what is given in a
+is made of are rounded to the side on which it holds, by what two numbers lost (`base/error_free.py`). So is what is given in a
 narrower dtype: radii and lower ends down, upper ends up, perturbations towards 0, attacked inputs towards those that were given.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import (
+from softmaxima.base.arguments import (
     as_scores,
     as_tensor,
     check_device,
@@ -25,10 +25,10 @@ from softmaxima.core.arguments import (
     like_input,
     rows_last,
 )
-from softmaxima.core.error_free import two_product, two_sum
-from softmaxima.core.numbers import as_number, check_int
-from softmaxima.core.temperature import quotient
-from softmaxima.core.tracing import is_concrete, transforming
+from softmaxima.base.error_free import two_product, two_sum
+from softmaxima.base.numbers import as_number, check_int
+from softmaxima.base.temperature import quotient
+from softmaxima.base.tracing import is_concrete, transforming
 
 NORMS = (1.0, 2.0, math.inf)
 LARGEST = 2.0**960  # of scores and radii, also over the temperature: what is summed or doubled of them stays finite

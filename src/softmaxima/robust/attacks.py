@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import check_device
-from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, check_positive
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.base.arguments import check_device
+from softmaxima.base.numbers import as_number, check_choice, check_count, check_number, check_positive
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness, as_torch_generator
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
 from softmaxima.robust.arguments import INSIDE, RADIUS, check_classes, check_floating_tensor, check_norm, sum_up, within_range

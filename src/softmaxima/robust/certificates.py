@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from softmaxima.core.arguments import Array, as_scores
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.numbers import check_number, check_positive
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, as_scores
+from softmaxima.base.numbers import check_number, check_positive
+from softmaxima.base.public import public
+from softmaxima.engine.contract import AnyMap, find_map
 from softmaxima.robust.arguments import (
     check_classes,
     check_norm,

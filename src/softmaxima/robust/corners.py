@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.contract import Map
+from softmaxima.engine.contract import Map
 
 
 def corner(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mapping[str, Any]) -> Tensor:

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_dim, like_input
-from softmaxima.core.numbers import check_choice, check_number, check_one_temperature
-from softmaxima.core.public import public
-from softmaxima.core.rows import xlogx
+from softmaxima.base.arguments import Array, as_scores, check_dim, like_input
+from softmaxima.base.numbers import check_choice, check_number, check_one_temperature
+from softmaxima.base.public import public
+from softmaxima.base.rows import xlogx
 from softmaxima.lse import logsumexp
 from softmaxima.maps import softmax
 

@@ -27,11 +27,11 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.evaluation import check_params
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import Array
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.contract import AnyMap, Map, find_map
+from softmaxima.engine.evaluation import check_params
 from softmaxima.maps._clusters import Clusters, levels
 from softmaxima.maps.fusedmax import clusters as fused_clusters
 from softmaxima.maps.oscarmax import clusters as oscar_clusters

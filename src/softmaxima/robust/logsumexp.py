@@ -16,8 +16,8 @@ from typing import Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array
+from softmaxima.base.public import public
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
 from softmaxima.robust.arguments import check_norm, check_untransformed, largest, prepared, sum_up

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array
+from softmaxima.base.public import public
 from softmaxima.robust.arguments import check_classes, check_norm, prepared, sum_up
 
 SLOPE = {math.inf: 2.0, 2.0: math.sqrt(2.0), 1.0: 1.0}  # the dual norm of e_t − e_j; of these √2 is rounded, upward

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from softmaxima.core.rows import row_maximum
+from softmaxima.base.rows import row_maximum
 from softmaxima.robust.corners import is_own
 
 DOUBT = 1e-12  # by which a share may be on the wrong side of p, by rounding

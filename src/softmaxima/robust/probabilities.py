@@ -20,9 +20,9 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, as_scores
+from softmaxima.base.public import public
+from softmaxima.engine.contract import AnyMap, Map, find_map
 from softmaxima.lse import logsumexp
 from softmaxima.robust.arguments import check_norm, check_untransformed, is_broken, moved, prepared
 from softmaxima.robust.corners import corner, is_own

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, check_dim, like_input
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, check_dim, like_input
+from softmaxima.base.public import public
 from softmaxima.robust.arguments import check_classes, check_ends, narrowed
 from softmaxima.robust.layers import check_layer, fall
 

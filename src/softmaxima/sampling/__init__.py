@@ -3,7 +3,7 @@
 `sampling.estimators.ESTIMATORS` lists the estimators with what each claims.
 """
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.sampling.control_variates import Relax, rebar, relax, second_moment
 from softmaxima.sampling.estimators import expectation
 from softmaxima.sampling.gumbel import GumbelSoftmax, gumbel_max, gumbel_softmax, relaxed_sample

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import check_value
-from softmaxima.core.numbers import TEMPERATURE, check_count, check_number
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
+from softmaxima.base.arguments import check_value
+from softmaxima.base.numbers import TEMPERATURE, check_count, check_number
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.drawing import Drawing, Function, as_drawing, over_rows
 from softmaxima.sampling.noise import gumbel

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.tracing import sizes
+from softmaxima.base.tracing import sizes
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.sampling.gumbel import check_drawable
 from softmaxima.sampling.rows import Rows, as_rows

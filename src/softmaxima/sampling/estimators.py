@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima.core.numbers import check_choice, check_count
-from softmaxima.core.public import public, unknown_argument
-from softmaxima.core.randomness import Randomness
+from softmaxima.base.numbers import check_choice, check_count
+from softmaxima.base.public import public, unknown_argument
+from softmaxima.base.randomness import Randomness
 from softmaxima.sampling.control_variates import rebar, relax
 from softmaxima.sampling.drawing import Function, check_values_of, drawn_rows
 from softmaxima.sampling.gumbel import gumbel_softmax, relaxed_sample

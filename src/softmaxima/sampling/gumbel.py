@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_scores, like_input
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.modules import OptionsModule, held_value
-from softmaxima.core.numbers import TEMPERATURE, check_axis, check_flag
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import Array, as_scores, like_input
+from softmaxima.base.modules import OptionsModule, held_value
+from softmaxima.base.numbers import TEMPERATURE, check_axis, check_flag
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.tracing import is_concrete
+from softmaxima.engine.contract import AnyMap, Map, find_map
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.rows import Rows, as_rows, index_of, largest, map_params, straight
 

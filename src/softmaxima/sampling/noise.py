@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from softmaxima.core.onnx import logaddexp
-from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.base.onnx import logaddexp
+from softmaxima.base.randomness import Randomness, as_torch_generator
 
 LEAST = 2.0**-54
 

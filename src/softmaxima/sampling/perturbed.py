@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, as_tensor, check_dim, check_per_row, like_input
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_choice, check_count
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.rows import without_mask
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import Array, as_scores, as_tensor, check_dim, check_per_row, like_input
+from softmaxima.base.numbers import SMALLEST_TEMPERATURE, check_choice, check_count
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.rows import without_mask
+from softmaxima.base.tracing import sizes
 from softmaxima.sampling.noise import DENSITIES, opposite, uniform
 from softmaxima.sampling.rows import widened
 from softmaxima.sampling.score_function import BASELINES, constant_of, estimate

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, like_input, moved_back, moved_last, rows_last
-from softmaxima.core.contract import Map
-from softmaxima.core.evaluation import check_params
-from softmaxima.core.jacobian import narrowed
-from softmaxima.core.numbers import check_count
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.rows import row_maximum, without_mask
-from softmaxima.core.temperature import quotient
-from softmaxima.core.tracing import is_recording, sizes
+from softmaxima.base.arguments import as_scores, like_input, moved_back, moved_last, rows_last
+from softmaxima.base.jacobian import narrowed
+from softmaxima.base.numbers import check_count
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.rows import row_maximum, without_mask
+from softmaxima.base.temperature import quotient
+from softmaxima.base.tracing import is_recording, sizes
+from softmaxima.engine.contract import Map
+from softmaxima.engine.evaluation import check_params
 from softmaxima.sampling.noise import gumbel, uniform
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import broadcasts, check_tensor
-from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, described, is_finite
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.rows import highest
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import broadcasts, check_tensor
+from softmaxima.base.numbers import as_number, check_choice, check_count, check_number, described, is_finite
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.rows import highest
+from softmaxima.base.tracing import sizes
 from softmaxima.sampling.drawing import Function, as_drawing, over_rows
 from softmaxima.sampling.rows import largest
 

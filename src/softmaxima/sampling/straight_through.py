@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from softmaxima.core.arguments import Array
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.numbers import check_count
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.base.arguments import Array
+from softmaxima.base.numbers import check_count
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness, as_torch_generator
+from softmaxima.engine.contract import AnyMap, find_map
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.gumbel import check_probabilities
 from softmaxima.sampling.noise import conditional, gumbel, uniform

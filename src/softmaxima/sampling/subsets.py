@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, like_input
-from softmaxima.core.numbers import check_count, check_int
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import Array, like_input
+from softmaxima.base.numbers import check_count, check_int
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.tracing import sizes
 from softmaxima.lse.cumulative import logcumsumexp
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import SOFTMAX

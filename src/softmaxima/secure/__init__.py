@@ -7,7 +7,7 @@ import importlib.util
 if importlib.util.find_spec("mpyc") is None:
     raise ImportError('sm.secure needs mpyc, which is not installed: pip install "softmaxima[secure]"', name="mpyc")
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.secure.evaluation import Opened, evaluate
 from softmaxima.secure.fixed_point import FixedPoint
 from softmaxima.secure.functions import argmax, logsumexp, softmax

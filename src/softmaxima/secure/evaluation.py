@@ -19,9 +19,9 @@ from typing import IO, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError, check_choice, check_number, check_one_temperature, check_positive
-from softmaxima.core.public import public
-from softmaxima.core.unquoted import read_scores
+from softmaxima.base.numbers import InputError, check_choice, check_number, check_one_temperature, check_positive
+from softmaxima.base.public import public
+from softmaxima.base.unquoted import read_scores
 from softmaxima.secure.fixed_point import CONSTANT, FixedPoint, fixed_point
 from softmaxima.secure.functions import FUNCTIONS
 from softmaxima.secure.library import ONE_AT_A_TIME, apart, runtime

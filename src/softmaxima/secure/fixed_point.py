@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError, as_number, check_int
-from softmaxima.core.public import public
-from softmaxima.core.unquoted import kind_of
+from softmaxima.base.numbers import InputError, as_number, check_int
+from softmaxima.base.public import public
+from softmaxima.base.unquoted import kind_of
 
 HALF_WIDTH = 17 / 32  # of the interval about 3/2 in which s is, with what S may be off
 CELLS = 4096  # in which the error of exp is bounded

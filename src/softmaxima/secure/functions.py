@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from softmaxima.core.public import public
-from softmaxima.core.unquoted import kind_of
+from softmaxima.base.public import public
+from softmaxima.base.unquoted import kind_of
 from softmaxima.secure.fixed_point import FixedPoint
 from softmaxima.secure.library import runtime
 

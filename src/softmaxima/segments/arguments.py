@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima.core.arguments import broadcasts, check_device, check_dim, check_value, check_where
-from softmaxima.core.numbers import TEMPERATURE
-from softmaxima.core.tracing import is_recorded, is_recording, transforming
+from softmaxima.base.arguments import broadcasts, check_device, check_dim, check_value, check_where
+from softmaxima.base.numbers import TEMPERATURE
+from softmaxima.base.tracing import is_recorded, is_recording, transforming
 from softmaxima.segments.grouping import Segments, Unfound, found_segments
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource, reportMissingImports]
 
-from softmaxima.core.arguments import Array, as_tensor, check_values
-from softmaxima.core.numbers import check_count, check_int
-from softmaxima.core.public import public
-from softmaxima.core.routing import is_native
+from softmaxima.base.arguments import Array, as_tensor, check_values
+from softmaxima.base.numbers import check_count, check_int
+from softmaxima.base.public import public
+from softmaxima.engine.routing import is_native
 from softmaxima.kernels import native_segments
 from softmaxima.segments.padding import Table, table_of
 

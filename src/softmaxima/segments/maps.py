@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_map_scores, like_input
-from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, as_map_scores, like_input
+from softmaxima.base.public import public
+from softmaxima.engine.contract import AnyMap, find_map
 from softmaxima.segments.arguments import prepared, value_of_segments
 from softmaxima.segments.grouping import Segments
 from softmaxima.segments.nested import is_jagged, nested_like, segments_of_nested, values_beside

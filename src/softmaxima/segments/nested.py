@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import check_dim
+from softmaxima.base.arguments import check_dim
 from softmaxima.segments.grouping import Segments
 
 

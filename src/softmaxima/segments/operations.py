@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima.core.autograd import apply
-from softmaxima.core.contract import Map
-from softmaxima.core.recorded import find_keyed
+from softmaxima.engine.autograd import apply
+from softmaxima.engine.contract import Map
+from softmaxima.engine.recorded import find_keyed
 from softmaxima.lse.log_mean_exp import row_log_mean_exp
 from softmaxima.lse.logsumexp import row_logsumexp, row_signed_logsumexp
 from softmaxima.segments.ragged import Operation

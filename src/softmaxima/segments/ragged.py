@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.routing import takes_kernel
-from softmaxima.core.tracing import transforming
+from softmaxima.base.tracing import transforming
+from softmaxima.engine.routing import takes_kernel
 from softmaxima.kernels import devices
 from softmaxima.kernels.native_segments import Numbers
 from softmaxima.segments.grouping import Segments, Unfound
 
 if TYPE_CHECKING:
-    from softmaxima.core.contract import Map
+    from softmaxima.engine.contract import Map
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima.core.recorded import decode, encode
-from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, operation, outside_compilers, transforming
+from softmaxima.base.tracing import is_exporting_to_onnx, is_recorded, operation, outside_compilers, transforming
+from softmaxima.engine.recorded import decode, encode
 from softmaxima.kernels.operations import join
 from softmaxima.segments.arguments import check_count
 from softmaxima.segments.grouping import Segments, Unfound, found_again, found_segments

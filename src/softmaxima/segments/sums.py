@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from softmaxima.core.arguments import Array, as_floating, check_scores, like_input
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, as_floating, check_scores, like_input
+from softmaxima.base.public import public
 from softmaxima.lse.logsumexp import check_real, check_weights
 from softmaxima.segments.arguments import prepared
 from softmaxima.segments.grouping import Segments

@@ -1,6 +1,6 @@
 """Temperatures: positive numbers that are learnt or follow a schedule, those that hold an entropy, and calibration."""
 
-from softmaxima.core.public import listing
+from softmaxima.base.public import listing
 from softmaxima.temperature.calibration import ScalingCalibration, TemperatureCalibration, calibrate_scaling, calibrate_temperature
 from softmaxima.temperature.entropy import EntropyTarget, entropy_temperature
 from softmaxima.temperature.learnt import LayerwiseTemperature, StateTemperature, Temperature

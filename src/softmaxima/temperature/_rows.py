@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, check_values
-from softmaxima.core.numbers import InputError, check_number
-from softmaxima.core.onnx import refuse_export
+from softmaxima.base.arguments import as_scores, check_values
+from softmaxima.base.numbers import InputError, check_number
+from softmaxima.base.onnx import refuse_export
 from softmaxima.temperature.reliability import Reliability, RowMeasures, check_labels, check_sample_weight, classes_last
 
 BLOCK = 2**18  # scores that are looked at at a time

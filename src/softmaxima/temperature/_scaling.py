@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE, InputError
+from softmaxima.base.numbers import SMALLEST_TEMPERATURE, InputError
 from softmaxima.temperature._one_number import best_temperature
 from softmaxima.temperature._rows import NoOptimumError, Rows
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_where, like_input
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, InputError, check_axis, check_choice, check_number
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, as_scores, check_where, like_input
+from softmaxima.base.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, InputError, check_axis, check_choice, check_number
+from softmaxima.base.public import public
 from softmaxima.maps.softmax import softmax
 from softmaxima.temperature._one_number import best_temperature
 from softmaxima.temperature._rows import NoOptimumError, Rows, checked

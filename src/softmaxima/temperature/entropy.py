@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import Array, as_scores, check_dim, check_per_row, check_where, like_input, moved_last
-from softmaxima.core.differentiable import batch_first, differentiable, forward_mode, primal
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_number
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
-from softmaxima.core.rows import row_maximum
-from softmaxima.core.tracing import is_concrete
+from softmaxima.base.arguments import Array, as_scores, check_dim, check_per_row, check_where, like_input, moved_last
+from softmaxima.base.differentiable import batch_first, differentiable, forward_mode, primal
+from softmaxima.base.numbers import SMALLEST_TEMPERATURE, check_number
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
+from softmaxima.base.rows import row_maximum
+from softmaxima.base.tracing import is_concrete
 from softmaxima.lse import logsumexp
 from softmaxima.temperature.learnt import Temperature
 from softmaxima.temperature.positive import Positive, Range

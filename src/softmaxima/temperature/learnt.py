@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.modules import WithOptions, held_value
-from softmaxima.core.numbers import TEMPERATURE, check_count, check_int, check_number
-from softmaxima.core.public import public
-from softmaxima.core.tracing import sizes
+from softmaxima.base.arguments import COMPUTE_DTYPE
+from softmaxima.base.modules import WithOptions, held_value
+from softmaxima.base.numbers import TEMPERATURE, check_count, check_int, check_number
+from softmaxima.base.public import public
+from softmaxima.base.tracing import sizes
 from softmaxima.temperature.positive import Positive, Range
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, broadcasts, check_place, check_value
-from softmaxima.core.differentiable import differentiable
-from softmaxima.core.numbers import check_choice, check_count, check_number, described
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_eager, is_exporting_to_onnx, may_differentiate, transforming
+from softmaxima.base.arguments import COMPUTE_DTYPE, broadcasts, check_place, check_value
+from softmaxima.base.differentiable import differentiable
+from softmaxima.base.numbers import check_choice, check_count, check_number, described
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_eager, is_exporting_to_onnx, may_differentiate, transforming
 from softmaxima.lse.softplus import inverse_softplus, softplus
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_dim, check_values, check_where, moved_last
-from softmaxima.core.numbers import InputError
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
+from softmaxima.base.arguments import as_scores, as_tensor, check_device, check_dim, check_values, check_where, moved_last
+from softmaxima.base.numbers import InputError
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
 
 BINS = 15
 ROUNDING = 2**-7  # by which a sum of probabilities of bfloat16 may be beyond 1

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.modules import WithOptions
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, check_count, check_number, described
-from softmaxima.core.public import public
+from softmaxima.base.modules import WithOptions
+from softmaxima.base.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, check_count, check_number, described
+from softmaxima.base.public import public
 
 
 @public

@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import softmaxima as sm
 from softmaxima.attn.linear import CHUNK
-from softmaxima.core.contract import find_map
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
+from softmaxima.engine.contract import find_map
 from softmaxima_lab.bench.case import BACKWARD, FORWARD, OURS, Case, Group, Place, Trial, Wanted, by_trial, farthest, sizes_of
 from softmaxima_lab.bench.memory import peak_memory
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.bench.clock import Call, Clock, Measured, Quotient, clock_of, measure
 from softmaxima_lab.bench.workers import describe
 

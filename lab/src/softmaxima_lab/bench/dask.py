@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError, check_choice
+from softmaxima.base.numbers import InputError, check_choice
 from softmaxima_lab.bench.case import FORWARD, OURS, Case, Found, Group, Place, Result, Trial, Wanted, run_trial
 from softmaxima_lab.bench.clock import Clock
 from softmaxima_lab.bench.maps import Shape, read_shape

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError, check_choice
+from softmaxima.base.numbers import InputError, check_choice
 from softmaxima_lab.bench.case import FORWARD, OURS, Case, Group, Place, Trial, Wanted, by_trial, directions, sizes_of
 from softmaxima_lab.bench.clock import clock_of
 

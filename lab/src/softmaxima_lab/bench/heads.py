@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import softmaxima as sm
-from softmaxima.core.numbers import check_choice
+from softmaxima.base.numbers import check_choice
 from softmaxima_lab.bench.case import Case, Group, Place, Trial, Wanted, by_trial, farthest, sizes_of
 from softmaxima_lab.bench.clock import clock_of
 from softmaxima_lab.bench.memory import peak_memory

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY as MAPS

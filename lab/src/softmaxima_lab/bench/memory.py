@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 
 
 def peak_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> float:

@@ -25,7 +25,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError, check_choice
+from softmaxima.base.numbers import InputError, check_choice
 from softmaxima.distributed.ranks import ALL_GATHER, ranks_of
 from softmaxima_lab.bench.case import OURS, Case, Found, Group, Place, Result, Trial, Wanted, farthest, run_trial, sizes_of
 from softmaxima_lab.bench.clock import Call, Clock

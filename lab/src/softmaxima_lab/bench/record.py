@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from softmaxima.core.writing import finite, write_text
+from softmaxima.base.writing import finite, write_text
 from softmaxima_lab.bench.case import Case, Peer, Result
 from softmaxima_lab.bench.clock import Quotient
 from softmaxima_lab.bench.machine import commit

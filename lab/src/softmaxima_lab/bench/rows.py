@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY as MAPS

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.bench.attention import ATTENTION
 from softmaxima_lab.bench.case import Case, Found, Group, Peer, Place, Result, Wanted
 from softmaxima_lab.bench.dask import DASK

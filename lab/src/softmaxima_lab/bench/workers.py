@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 
 GRACE = 10.0  # seconds that a task may go on after the end
 

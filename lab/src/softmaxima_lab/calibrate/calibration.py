@@ -39,8 +39,8 @@ from scipy.special import ndtri
 from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor
 
-from softmaxima.core.numbers import InputError, check_count, check_int
-from softmaxima.core.writing import finite
+from softmaxima.base.numbers import InputError, check_count, check_int
+from softmaxima.base.writing import finite
 from softmaxima.temperature._scaling import centred
 from softmaxima.temperature.calibration import METHODS, Calibration, calibrate_safely, check_penalty
 from softmaxima.temperature.reliability import Reliability, RowMeasures

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from softmaxima.core.numbers import InputError, Problems
+from softmaxima.base.numbers import InputError, Problems
 from softmaxima.temperature.calibration import floor_of, logarithms
 from softmaxima_lab.tables.encoding import Encoder, in_order, respelt, where_of_frame, without_point
 from softmaxima_lab.tables.reading import NUMBERED, read_frame

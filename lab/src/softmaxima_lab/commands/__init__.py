@@ -12,7 +12,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
 
-from softmaxima.core.numbers import InputError, nearest
+from softmaxima.base.numbers import InputError, nearest
 from softmaxima_lab.commands.bench import bench
 from softmaxima_lab.commands.calibrate import calibrate
 from softmaxima_lab.commands.compare import COMPARISONS

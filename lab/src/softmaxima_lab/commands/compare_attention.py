@@ -38,7 +38,7 @@ def attention(
     """
     check_named("--maps", maps, "to train all maps")
     comparisons.check_text(text, task, ["digits"])
-    from softmaxima.core.numbers import choose
+    from softmaxima.base.numbers import choose
     from softmaxima_lab.compare.attention_plan import QUICK, USUAL, check_names
     from softmaxima_lab.compare.settings import Settings
     from softmaxima_lab.tables.texts import read_text

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from softmaxima.core.numbers import nearest
+from softmaxima.base.numbers import nearest
 from softmaxima_lab.commands import pieces
 from softmaxima_lab.commands.terminal import (
     NOT_WRITTEN,
@@ -101,7 +101,7 @@ def table(
     check_named("--categories", categories, "to take numbers as numbers")
     if table is not None:
         check_file(table, f" of the kinds that softmaxima compare --help names{nearest(str(table), OTHERS)}")
-    from softmaxima.core.numbers import InputError, Problems
+    from softmaxima.base.numbers import InputError, Problems
     from softmaxima.integrations.pairs import choose, pairs
     from softmaxima_lab.compare.model import check_format
     from softmaxima_lab.compare.table import Settings, epochs_for, sampled

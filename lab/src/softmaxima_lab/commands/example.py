@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
-from softmaxima.core.numbers import InputError as InputError
+from softmaxima.base.numbers import InputError as InputError
 from softmaxima_lab.bench.workers import leave
 from softmaxima_lab.commands.terminal import WRONG_USE, Output, converted
 from softmaxima_lab.interruption import heeding

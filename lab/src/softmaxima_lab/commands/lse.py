@@ -15,9 +15,9 @@ from rich.progress import Progress, ProgressColumn, TaskProgressColumn
 from rich.progress import Task as ProgressTask
 from rich.text import Text
 
-from softmaxima.core.memory import bounded
-from softmaxima.core.numbers import Problems, check_confidence, check_count, check_one_temperature, check_positive
-from softmaxima.core.writing import visible
+from softmaxima.base.memory import bounded
+from softmaxima.base.numbers import Problems, check_confidence, check_count, check_one_temperature, check_positive
+from softmaxima.base.writing import visible
 from softmaxima_lab.commands.terminal import (
     Terminal,
     check_exists,
@@ -29,8 +29,8 @@ from softmaxima_lab.commands.workers import Address, Timeout, Workers, check_spr
 from softmaxima_lab.interruption import heard
 
 if TYPE_CHECKING:
-    from softmaxima.streams.formats.source import Scores
-    from softmaxima.streams.state import LogSumExpState
+    from softmaxima.io.formats.source import Scores
+    from softmaxima.io.state import LogSumExpState
 
 UNTRUSTED = 3 * 2**30  # bytes of memory that files may take, beside four times their own size, where nobody trusts them
 
@@ -101,7 +101,7 @@ def lse(
     if not all(files):
         fail("a path is empty; name a file")
     spread = check_spread("lse", workers, dask, timeout)
-    from softmaxima.core.places import STANDARD_INPUT, files_in, found
+    from softmaxima.base.places import STANDARD_INPUT, files_in, found
 
     places = found("lse", files)
     file, problems = places[0], Problems()
@@ -168,7 +168,7 @@ def called(files: list[str], number: int) -> str:
 
 def sum_files(files: list[str], asked: dict[str, Any], bounds: bool, checkpoint: Path | None) -> dict[str, Any]:
     """What is known of all scores of files, read by this process."""
-    from softmaxima.streams.files import file_logsumexp
+    from softmaxima.io.files import file_logsumexp
 
     summary: Any = None
 
@@ -249,8 +249,8 @@ def estimate_file(
     seed: int | None,
 ) -> dict[str, Any]:
     """What is known of a file after a few of its scores."""
+    from softmaxima.io.formats.opening import open_scores
     from softmaxima.lse import estimate
-    from softmaxima.streams.formats.opening import open_scores
 
     try:
         scores = open_scores(file, column, dtype)

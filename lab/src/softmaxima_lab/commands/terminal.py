@@ -22,8 +22,8 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from softmaxima.core.numbers import InputError
-from softmaxima.core.writing import visible, visible_lines
+from softmaxima.base.numbers import InputError
+from softmaxima.base.writing import visible, visible_lines
 from softmaxima_lab.interruption import asked, heard
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from softmaxima.core.numbers import check_count, check_positive
+from softmaxima.base.numbers import check_count, check_positive
 from softmaxima_lab.commands.terminal import fail
 
 Workers = Annotated[int | None, Parameter(help="Work by so many processes of Dask on this machine, a part in each at a time.")]

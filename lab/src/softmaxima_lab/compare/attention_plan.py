@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import softmaxima
-from softmaxima.core.numbers import InputError, choose
+from softmaxima.base.numbers import InputError, choose
 
 MAPS = Path(softmaxima.__file__).parent / "maps"  # one file a map
 

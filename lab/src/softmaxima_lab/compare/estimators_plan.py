@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from softmaxima.core.numbers import choose
+from softmaxima.base.numbers import choose
 from softmaxima_lab.compare.heads_plan import missing as missing
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from softmaxima.core.numbers import InputError, choose
+from softmaxima.base.numbers import InputError, choose
 from softmaxima_lab.compare import settings
 
 Kind = Literal[

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.compare.engine import Question, Reached, digest, reached
 from softmaxima_lab.compare.heads_bodies import CONTEXT, EMBEDDING, HIDDEN, LastWords
 from softmaxima_lab.compare.heads_layers import Layer

@@ -20,8 +20,8 @@ import polars as pl
 import torch
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError, Problems
-from softmaxima.core.writing import as_cell, write_bytes, write_text
+from softmaxima.base.numbers import InputError, Problems
+from softmaxima.base.writing import as_cell, write_bytes, write_text
 from softmaxima.integrations.classifier import Classifier
 from softmaxima_lab.compare.measures import Fold, evaluate
 from softmaxima_lab.tables.encoding import Encoder, digest, kind_of

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from softmaxima import __version__
-from softmaxima.core.numbers import InputError
-from softmaxima.core.writing import finite
+from softmaxima.base.numbers import InputError
+from softmaxima.base.writing import finite
 
 if TYPE_CHECKING:
     from softmaxima_lab.compare.engine import Comparison, Finding, Result, Run, Study, Task, Trained

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs, usual_rate
 from softmaxima.integrations.pairs import Pair, pairs
 from softmaxima_lab.bench.machine import installed

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from softmaxima.core.writing import finite
+from softmaxima.base.writing import finite
 from softmaxima.integrations.pairs import Pair
 from softmaxima.temperature.reliability import Bin
 from softmaxima_lab.compare.measures import BINS, EPS, METRICS, ClassCounts, Fold, Result

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softmaxima.core.randomness import Randomness
+from softmaxima.base.randomness import Randomness
 from softmaxima.lse import log_mean_exp
 from softmaxima.maps import softmax
 from softmaxima.sampling import Relax, expectation, gumbel_max

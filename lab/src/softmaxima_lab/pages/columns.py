@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from softmaxima.core.writing import write_text
+from softmaxima.base.writing import write_text
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.page import Heading, Row, sorted_table
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from softmaxima.core.writing import finite, visible, visible_lines
+from softmaxima.base.writing import finite, visible, visible_lines
 from softmaxima_lab.pages.figures import Figure
 
 LONG = 70  # characters of a fact that has a line of its own

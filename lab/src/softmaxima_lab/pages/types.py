@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 
-from softmaxima.core.by_name import stub
+from softmaxima.base.by_name import stub
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
-CONTRACT = "from softmaxima.core.contract import AnyMap"
+CONTRACT = "from softmaxima.engine.contract import AnyMap"
 OF_ROOMS = {
-    "distributed": (CONTRACT, "from softmaxima.core.arguments import DType", "from softmaxima.distributed.ranks import Group"),
+    "distributed": (CONTRACT, "from softmaxima.base.arguments import DType", "from softmaxima.distributed.ranks import Group"),
     "dask": (CONTRACT, "from softmaxima.dask.chunks import Array"),
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima.lse import Estimate, InnerProduct, estimate, inner_product_index, logsumexp
 from softmaxima.lse.estimates.sources import BLOCK
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.numbers import check_count
+from softmaxima.base.numbers import check_count
 from softmaxima.sampling import Relax, expectation
 from softmaxima.sampling.estimators import ESTIMATORS
 

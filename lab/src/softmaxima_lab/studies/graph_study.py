@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.core.writing import finite, write_text
+from softmaxima.base.writing import finite, write_text
 from softmaxima_lab.compare.differences import Difference, Spread, interval_of, of_mean, spread_of
 from softmaxima_lab.compare.measures import METRICS
 from softmaxima_lab.compare.turns import one_thread

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.bench.clock import take_turns
 from softmaxima_lab.tables.tables import read_table
 

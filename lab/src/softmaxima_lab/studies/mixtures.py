@@ -29,7 +29,7 @@ from sklearn.model_selection import StratifiedKFold, train_test_split
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.core.writing import finite, write_text
+from softmaxima.base.writing import finite, write_text
 from softmaxima.integrations.pairs import Pair, pairs
 from softmaxima_lab.compare.confirmation import KNOWN, settings_of
 from softmaxima_lab.compare.differences import Difference, Spread, interval_of, of_mean, spread_of

@@ -28,7 +28,7 @@ import torch
 from scipy.stats import bootstrap
 
 import softmaxima as sm
-from softmaxima.core.writing import finite, write_text
+from softmaxima.base.writing import finite, write_text
 from softmaxima.policy import AdaptiveTemperature
 
 try:

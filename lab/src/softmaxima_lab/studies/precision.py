@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 from softmaxima_lab.bench.machine import versions
 
 DIGITS = 60

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import softmaxima as sm
-from softmaxima.core.writing import finite, write_text
+from softmaxima.base.writing import finite, write_text
 from softmaxima.robust import worst_logsumexp
 from softmaxima.robust.detector import STATISTICS
 from softmaxima_lab.compare.differences import Difference, Spread, interval_of, of_mean

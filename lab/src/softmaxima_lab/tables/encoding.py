@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import polars as pl
 
-from softmaxima.core.numbers import InputError, Problems
+from softmaxima.base.numbers import InputError, Problems
 from softmaxima_lab.tables.values import Known, KnownColumn, as_float, misfit
 from softmaxima_lab.wording import named, rows
 

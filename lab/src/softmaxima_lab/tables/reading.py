@@ -22,9 +22,9 @@ from typing import IO
 import numpy as np
 import polars as pl
 
-from softmaxima.core.memory import bounded
-from softmaxima.core.numbers import InputError
-from softmaxima.streams.texts import encoding_of, layout_of, most_unpacked, table_in
+from softmaxima.base.memory import bounded
+from softmaxima.base.numbers import InputError
+from softmaxima.io.texts import encoding_of, layout_of, most_unpacked, table_in
 from softmaxima_lab.tables.values import NUMBER_LIKE, Known, as_float, is_missing, values_of
 from softmaxima_lab.wording import named, rows
 

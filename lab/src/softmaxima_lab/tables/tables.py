@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from sklearn.datasets import load_digits
 
-from softmaxima.core.numbers import InputError, Problems
+from softmaxima.base.numbers import InputError, Problems
 from softmaxima_lab.tables.encoding import Encoder, as_texts, check_types, digest, in_order, kind_of, likeness, or_without
 from softmaxima_lab.tables.reading import Reading, of_arrays, read_frame
 from softmaxima_lab.tables.suspicions import suspicions

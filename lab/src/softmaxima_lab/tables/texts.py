@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from softmaxima.core.numbers import InputError
+from softmaxima.base.numbers import InputError
 
 LEAST = 10_000  # characters: a tenth of them is held out
 MOST = 1 << 26  # bytes that are read of a longer file

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from softmaxima.core.numbers import Problems
+from softmaxima.base.numbers import Problems
 from softmaxima_lab.wording import named
 
 # Texts that stand for a missing value, in capitals or not. Without this, one "NA" would turn a column of numbers into categories.

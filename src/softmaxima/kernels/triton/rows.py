@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.core import rows as of_rows
+from softmaxima.base import rows as of_rows
 from softmaxima.kernels.native import Layout, Theta, computed_in, in_memory, mask_blocks, one_stride
 
 ON_CHIP = 1 << 15  # numbers of 4 bytes for a row that stay in registers

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_floating, check_scores, rows_last
-from softmaxima.core.fused import is_readable
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.tracing import cached, is_eager
+from softmaxima.base.arguments import as_floating, check_scores, rows_last
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.tracing import cached, is_eager
+from softmaxima.engine.fused import is_readable
 from softmaxima.kernels import native
 
 UNIT = 2.0**-53

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, check_device, check_values, like_input
-from softmaxima.core.numbers import check_count, check_number, shown
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public
-from softmaxima.core.tracing import is_eager
+from softmaxima.base.arguments import Array, as_tensor, check_device, check_values, like_input
+from softmaxima.base.numbers import check_count, check_number, shown
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public
+from softmaxima.base.tracing import is_eager
 from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsAtOnce, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 

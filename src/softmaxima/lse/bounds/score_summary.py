@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_floating, as_tensor, check_scores
-from softmaxima.core.numbers import check_choice, check_one_temperature
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, as_floating, as_tensor, check_scores
+from softmaxima.base.numbers import check_choice, check_one_temperature
+from softmaxima.base.public import public
 from softmaxima.lse.bounds._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, usual, with_nothing_beyond
 from softmaxima.lse.bounds.intervals import BOUNDS, Interval
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, like_input
-from softmaxima.core.numbers import check_number
-from softmaxima.core.public import public
+from softmaxima.base.arguments import Array, like_input
+from softmaxima.base.numbers import check_number
+from softmaxima.base.public import public
 from softmaxima.lse.bounds._gaps import GapsOfRows, KeptAtOnce, ends, read_rows
 from softmaxima.lse.bounds.intervals import Interval, interval_of, sums_between
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from softmaxima.core.numbers import (
+from softmaxima.base.numbers import (
     check_choice,
     check_confidence,
     check_count,
@@ -28,8 +28,8 @@ from softmaxima.core.numbers import (
     check_positive,
     is_finite,
 )
-from softmaxima.core.public import public
-from softmaxima.core.randomness import Randomness, as_numpy_generator
+from softmaxima.base.public import public
+from softmaxima.base.randomness import Randomness, as_numpy_generator
 from softmaxima.lse.estimates.designs import METHODS, METHODS_OF_INDEX
 from softmaxima.lse.estimates.drawing import LEAST, LOOK, PILOT, START, Run
 from softmaxima.lse.estimates.request import Estimate, Request, log_over

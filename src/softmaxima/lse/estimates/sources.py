@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_values
-from softmaxima.core.numbers import check_count
-from softmaxima.core.public import public
-from softmaxima.core.randomness import SEEDS, Randomness, as_seed
+from softmaxima.base.arguments import as_tensor, check_values
+from softmaxima.base.numbers import check_count
+from softmaxima.base.public import public
+from softmaxima.base.randomness import SEEDS, Randomness, as_seed
+from softmaxima.io.formats.opening import open_scores
 from softmaxima.kernels import native
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.logsumexp import row_logsumexp
-from softmaxima.streams.formats.opening import open_scores
 
 BLOCK = 1 << 18  # numbers that are read at once, in float64: larger blocks leave the cache, and are new memory each
 RUN = 256  # neighbours in a draw from memory, where a score of a longer run is no cheaper

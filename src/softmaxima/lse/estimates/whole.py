@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import like_input
+from softmaxima.base.arguments import like_input
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.estimates.request import Estimate, Request
 from softmaxima.lse.logsumexp import logsumexp, row_logsumexp

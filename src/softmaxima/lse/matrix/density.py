@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.differentiable import batch_first, differentiable, forward_mode, primal
-from softmaxima.core.rows import normalise_exp
-from softmaxima.core.tracing import is_recorded, may_differentiate, sizes, transforming
+from softmaxima.base.differentiable import batch_first, differentiable, forward_mode, primal
+from softmaxima.base.rows import normalise_exp
+from softmaxima.base.tracing import is_recorded, may_differentiate, sizes, transforming
 from softmaxima.lse.logsumexp import logsumexp
 
 

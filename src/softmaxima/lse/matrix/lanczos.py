@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import check_value
-from softmaxima.core.numbers import TEMPERATURE, check_choice, check_confidence, check_count, check_positive
-from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.base.arguments import check_value
+from softmaxima.base.numbers import TEMPERATURE, check_choice, check_confidence, check_count, check_positive
+from softmaxima.base.randomness import Randomness, as_torch_generator
 from softmaxima.lse.matrix.density import log_trace_exp
 
 Product = Callable[[Tensor], Tensor]

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, check_temperature, like_input
-from softmaxima.core.onnx import refuse_export
-from softmaxima.core.public import public, unknown_argument
-from softmaxima.core.randomness import Randomness
-from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.base.arguments import Array, as_tensor, check_temperature, like_input
+from softmaxima.base.onnx import refuse_export
+from softmaxima.base.public import public, unknown_argument
+from softmaxima.base.randomness import Randomness
+from softmaxima.base.tracing import is_concrete, sizes
 from softmaxima.lse.matrix.density import log_trace_exp
 from softmaxima.lse.matrix.lanczos import TraceEstimate, estimate_log_trace
 

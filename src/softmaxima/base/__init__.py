@@ -1,0 +1,1 @@
+"""What stands below the kernels: checks, numbers, tensors and arrays, stable sums."""

@@ -1,1 +1,0 @@
-"""What every room stands on: the contract of a map, checks of arguments, and the way of a call."""

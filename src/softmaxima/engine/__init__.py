@@ -1,0 +1,1 @@
+"""What stands above the kernels: the contract of a map, its evaluation and its derivatives, whole and in parts."""
