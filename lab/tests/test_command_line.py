@@ -244,6 +244,7 @@ def test_a_signal_while_a_module_is_loaded_ends_with_one_line_and_its_status(
         f"        if name == {module!r}:\n"
         f"            os.kill(os.getpid(), {int(number)})\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # which nohup ignores
         "sys.meta_path.insert(0, Interrupt())\n"
         "from softmaxima_lab.__main__ import main\n"
         "sys.argv[1:] = ['compare']\n"

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import softmaxima as sm
 from conftest import DTYPES, at_most
-from softmaxima.distributed import ranks
+from softmaxima.distributed import messages
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
@@ -65,14 +65,14 @@ def scores(split: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
 def counted(call: Any) -> tuple[Any, list[int]]:
     """(what a call gives, how many bytes each collective that it begins is of)."""
     begun: list[int] = []
-    gather, reduce, start = ranks.ALL_GATHER, ranks.ALL_REDUCE, ranks.START
-    ranks.ALL_GATHER = lambda every, own, *given, **more: (begun.append(own.nbytes), gather(every, own, *given, **more))[1]
-    ranks.ALL_REDUCE = lambda total, **more: (begun.append(total.nbytes), reduce(total, **more))[1]
-    ranks.START = lambda operations: (begun.append(sum(each.tensor.nbytes for each in operations)), start(operations))[1]
+    gather, reduce, start = messages.ALL_GATHER, messages.ALL_REDUCE, messages.START
+    messages.ALL_GATHER = lambda every, own, *given, **more: (begun.append(own.nbytes), gather(every, own, *given, **more))[1]
+    messages.ALL_REDUCE = lambda total, **more: (begun.append(total.nbytes), reduce(total, **more))[1]
+    messages.START = lambda operations: (begun.append(sum(each.tensor.nbytes for each in operations)), start(operations))[1]
     try:
         return call(), begun
     finally:
-        ranks.ALL_GATHER, ranks.ALL_REDUCE, ranks.START = gather, reduce, start
+        messages.ALL_GATHER, messages.ALL_REDUCE, messages.START = gather, reduce, start
 
 
 def twice(call: Any) -> tuple[Tensor, int]:

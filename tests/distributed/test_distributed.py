@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import softmaxima as sm
 from conftest import Case, LossCase, cases, exhaustively, some
-from softmaxima.distributed import RanksError, ranks, rows
+from softmaxima.distributed import RanksError, messages, rows
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
@@ -94,13 +94,13 @@ def test_narrow_scores_are_rounded_once_and_alike_again(name: str, three: Proces
 def of_many_candidates(rank: int) -> tuple[float, list[int]]:
     """Rows of which more scores than one message has room for can be in the support, and what was sent."""
     x, own, sent = 1e-3 * normal(60, 600, seed=1), own_of(rank, (300, 100, 200)), []
-    gather = ranks.ALL_GATHER
-    ranks.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
+    gather = messages.ALL_GATHER
+    messages.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
     try:
         far = apart(sm.distributed.sparsemax(x[:, own]), sm.sparsemax(x)[:, own])
         far = max(far, apart(sm.distributed.sparsemax(40 * x[:, own]), sm.sparsemax(40 * x)[:, own]))
     finally:
-        ranks.ALL_GATHER = gather
+        messages.ALL_GATHER = gather
     return far, sent
 
 
@@ -146,14 +146,15 @@ def of_a_nucleus(rank: int) -> list[tuple[float, bool, list[int]]]:
     few, many = 4 * normal(60, 600, seed=1), 1e-3 * normal(60, 600, seed=2)
     tied = (normal(3, 600, seed=3) > 1.4).double() * torch.tensor([[9.0], [8.0], [30.0]])  # some 48 equal scores
     several, tied = torch.cat((few[:59], many[:1])), tied.repeat(20, 1)
-    gather = ranks.ALL_GATHER
+    gather = messages.ALL_GATHER
+    keep = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
     for x, p in ((few, 0.5), (many, 0.9), (several, 0.9), (tied, 0.8), (tied.bfloat16(), 0.8), (few, 1.0)):
         whole, shard = x.double().requires_grad_(), x[:, own].clone().requires_grad_()
-        ranks.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
+        messages.ALL_GATHER = keep
         try:
             ours, loss = sm.distributed.topp_softmax(shard, p=p), sm.distributed.sparse_softmax_loss(shard, y, p=p)
         finally:
-            ranks.ALL_GATHER = gather
+            messages.ALL_GATHER = gather
         theirs, g = sm.topp_softmax(whole, p=p), normal(60, 600, seed=4)
         slopes = torch.autograd.grad((ours * g[:, own]).sum() + loss, shard)[0]
         least = sm.sparse_softmax_loss(whole, y, p=p)
@@ -310,8 +311,8 @@ def test_floats_are_as_right_as_by_one_process(name: str, three: Processes) -> N
 def of_messages(rank: int, name: str) -> tuple[list[int], list[int]]:
     """(numbers sent by a forward pass, by a backward pass), of two rows."""
     x, own, sent = normal(2, 12, seed=1), own_of(rank, (4, 4, 4)), []
-    gather = ranks.ALL_GATHER
-    ranks.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
+    gather = messages.ALL_GATHER
+    messages.ALL_GATHER = lambda out, message, *more, **how: (sent.append(message.numel()), gather(out, message, *more, **how))[1]
     try:
         scores = x[:, own].clone().requires_grad_()
         function = getattr(sm.distributed, name)
@@ -319,7 +320,7 @@ def of_messages(rank: int, name: str) -> tuple[list[int], list[int]]:
         forward = list(sent)
         value.sum().backward()
     finally:
-        ranks.ALL_GATHER = gather
+        messages.ALL_GATHER = gather
     return forward, sent[len(forward) :]
 
 

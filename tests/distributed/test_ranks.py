@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import softmaxima as sm
-from softmaxima.distributed import ranks
+from softmaxima.distributed import messages
 from softmaxima.distributed.ranks import ranks_of
 
 d = sm.distributed
@@ -99,13 +99,13 @@ def of_messages_that_cannot_be_made(rank: int) -> list[str]:
 
 def unsent(group: Any, device: str) -> None:
     """A message that its own rank cannot begin."""
-    gather = ranks.ALL_GATHER
+    gather = messages.ALL_GATHER
     if device == "meta":
-        ranks.ALL_GATHER = lambda *given, **more: torch.zeros(2).view(3)
+        messages.ALL_GATHER = lambda *given, **more: torch.zeros(2).view(3)
     try:
         ranks_of("test", group).gather("test", X)
     finally:
-        ranks.ALL_GATHER = gather
+        messages.ALL_GATHER = gather
 
 
 class Unmade:
@@ -154,16 +154,16 @@ def test_the_mean_of_nothing_has_no_slope(three: Processes) -> None:
 
 def of_a_hang(rank: int, form: str) -> tuple[str, float]:
     """What attention raises, and how soon, where rank 1 hangs before its first message and comes when the others have left."""
-    group, (start, gather) = dist.new_group(timeout=timedelta(seconds=1)), (ranks.START, ranks.ALL_GATHER)
+    group, (start, gather) = dist.new_group(timeout=timedelta(seconds=1)), (messages.START, messages.ALL_GATHER)
     x = torch.ones(1, 2, 4)
     assert attempt(lambda: d.softmax(X, group=group))[0] == "right"
     if rank == 1:
-        ranks.START = lambda *given: (time.sleep(3.0), start(*given))[1]
-        ranks.ALL_GATHER = lambda *given, **more: (time.sleep(3.0), gather(*given, **more))[1]
+        messages.START = lambda *given: (time.sleep(3.0), start(*given))[1]
+        messages.ALL_GATHER = lambda *given, **more: (time.sleep(3.0), gather(*given, **more))[1]
     try:
         return attempt(lambda: d.attention(x, x, x, form=form, group=group))
     finally:
-        ranks.START, ranks.ALL_GATHER = start, gather
+        messages.START, messages.ALL_GATHER = start, gather
         dist.barrier()
 
 

@@ -18,7 +18,7 @@ import softmaxima as sm
 from attending import Results, check_spoilt, spoilt
 from conftest import cases, exhaustively
 from softmaxima.attn.arguments import Request, Visible, check_request
-from softmaxima.distributed import ranks
+from softmaxima.distributed import messages
 from softmaxima.distributed.layouts import LAYOUTS, Span, spans_of
 from softmaxima.distributed.ranks import Agreement
 from softmaxima.distributed.rounds import part_of, rounds_of, sees
@@ -394,14 +394,14 @@ def test_shapes_of_all_kinds(three: Processes) -> None:
 def of_messages(rank: int, form: str, name: str, seen: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """What is sent forward and backward, (numbers, to whom) each, where a rank has four keys of one number, and as many values."""
     sent: list[Any] = []
-    start, gather = ranks.START, ranks.ALL_GATHER
+    start, gather = messages.START, messages.ALL_GATHER
 
     def started(operations: list[Any]) -> Any:
         sent.extend((each.tensor.numel(), each.peer) for each in operations if each.op is torch.distributed.isend)
         return start(operations)
 
-    ranks.START = started
-    ranks.ALL_GATHER = lambda out, x, *more, **how: (sent.append((x.numel(), "all")), gather(out, x, *more, **how))[1]
+    messages.START = started
+    messages.ALL_GATHER = lambda out, x, *more, **how: (sent.append((x.numel(), "all")), gather(out, x, *more, **how))[1]
     try:
         parts = [normal(4, 1, seed=seed).requires_grad_() for seed in range(3)]
         if form == "merge":
@@ -410,7 +410,7 @@ def of_messages(rank: int, form: str, name: str, seen: dict[str, Any]) -> tuple[
         forward = list(sent)
         output.sum().backward()
     finally:
-        ranks.START, ranks.ALL_GATHER = start, gather
+        messages.START, messages.ALL_GATHER = start, gather
     return forward, sent[len(forward) :]
 
 
@@ -522,7 +522,7 @@ def test_a_rank_that_refuses_its_arguments_says_so_to_all(what: str, words: str,
 def leave(rank: int) -> str:
     """One rank ends where it is to pass keys on."""
     if rank == 1:
-        ranks.START = lambda operations: os._exit(3)
+        messages.START = lambda operations: os._exit(3)
     try:
         sm.distributed.attention(*sequence()[:3], enable_gqa=True)
     except RuntimeError as error:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import exhaustively, some
-from softmaxima.distributed import heads, ranks
+from softmaxima.distributed import heads, messages
 from softmaxima.losses import REGISTRY as LOSSES
 
 FORMED = [name for name, loss in LOSSES.items() if loss.row_form is not None]
@@ -388,9 +388,9 @@ def test_log_uniform_of_later_classes_is_what_is_left_to_them() -> None:
 def of_messages(rank: int, what: str) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """(what a forward pass of 4 rows of 6 features sends, of which one is ignored, what a backward pass sends)."""
     own, given, sent = own_of(rank, (4, 4, 4)), layer(12, torch.float32, rows=4), []
-    gather, reduce = ranks.ALL_GATHER, ranks.ALL_REDUCE
-    ranks.ALL_GATHER = lambda out, x, *more, **how: (sent.append(("gather", x.numel())), gather(out, x, *more, **how))[1]
-    ranks.ALL_REDUCE = lambda message, **how: (sent.append(("sum", message.numel())), reduce(message, **how))[1]
+    gather, reduce = messages.ALL_GATHER, messages.ALL_REDUCE
+    messages.ALL_GATHER = lambda out, x, *more, **how: (sent.append(("gather", x.numel())), gather(out, x, *more, **how))[1]
+    messages.ALL_REDUCE = lambda message, **how: (sent.append(("sum", message.numel())), reduce(message, **how))[1]
     labels = torch.tensor([0, 5, 11, -100])
     try:
         hidden, weight = given["hidden"].requires_grad_(), given["weight"][own].clone().requires_grad_()
@@ -410,7 +410,7 @@ def of_messages(rank: int, what: str) -> tuple[list[tuple[str, int]], list[tuple
         forward = list(sent)
         loss.backward()
     finally:
-        ranks.ALL_GATHER, ranks.ALL_REDUCE = gather, reduce
+        messages.ALL_GATHER, messages.ALL_REDUCE = gather, reduce
     return forward, sent[len(forward) :]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "mutations"))
 
-import run  # noqa: E402
+import run
 
 
 def test_each_planted_fault_stands_in_one_place() -> None:

@@ -28,7 +28,7 @@ from softmaxima.base.dtensors import FORMS
 from softmaxima.distributed.agreement import Agreement, learns
 from softmaxima.distributed.losses import Total, loss_of_scores
 from softmaxima.distributed.maps import of_shared_rows
-from softmaxima.distributed.ranks import MeshRanks, ranks_along
+from softmaxima.distributed.mesh_ranks import MeshRanks, ranks_along
 from softmaxima.distributed.sums import sum_of_shared_rows
 from softmaxima.engine.contract import Map
 from softmaxima.engine.evaluation import check_params, evaluate

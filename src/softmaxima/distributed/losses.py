@@ -19,17 +19,8 @@ from softmaxima.base.tracing import outside_compilers, sizes
 from softmaxima.distributed.agreement import Agreement, alike, learns
 from softmaxima.distributed.kept import Kept, once, save, saved
 from softmaxima.distributed.labels import spoken
-from softmaxima.distributed.ranks import (
-    MESSAGES,
-    AnyRanks,
-    Group,
-    MeshRanks,
-    RanksError,
-    outside_the_graph,
-    ranks_of,
-    reads_labels,
-    reads_values,
-)
+from softmaxima.distributed.mesh_ranks import AnyRanks, MeshRanks, reads_labels, reads_values
+from softmaxima.distributed.ranks import MESSAGES, Group, RanksError, outside_the_graph, ranks_of
 from softmaxima.distributed.rows import Shared
 from softmaxima.engine.blocks import State, joined
 from softmaxima.engine.parts import merged

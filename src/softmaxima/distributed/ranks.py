@@ -13,17 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,21 +28,19 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _world
 
-from softmaxima.base.tracing import is_concrete, outside_compilers, transforming
+from softmaxima.base.tracing import outside_compilers, transforming
+from softmaxima.distributed import messages
 from softmaxima.distributed.agreement import Agreement, wrong
+from softmaxima.distributed.messages import as_sent, of_all, of_some, plain
 from softmaxima.distributed.stores import GONE, Meeting, delete, heard, is_there, read, store_of
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
-START = dist.batch_isend_irecv
-ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
-ALL_REDUCE = dist.all_reduce
 GRACE = timedelta(seconds=1)  # beyond the timeout, for the first to tell who is missing, or others that they wait in vain too
 MESSAGES = "what ranks tell each other of rows that they share"
 SKIPPED = "which not every rank sent; every rank must make the same calls in the same order, those of backward too"
 PAUSE = timedelta(seconds=0.25)  # at most, between looks whether a message is awaited in vain
 BROKEN = "broken"  # the key of why the messages of a group no longer meet
-SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}  # by every backend
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -373,16 +366,16 @@ class Ranks:
         if self.size == 1:
             return [message]
         if is_compiling():  # a compiler of one graph sees the collective alone
-            message = _plain(message)
+            message = plain(message)
             every = message.new_empty((self.size, *message.shape))
-            ALL_GATHER(_as_sent(every), _as_sent(message), self.group)
+            messages.ALL_GATHER(as_sent(every), as_sent(message), self.group)
             return list(every)
         with self.working(name):
             self._next(name)
-            message = _plain(message)
+            message = plain(message)
             every = message.new_empty((self.size, *message.shape))
             with self._answered(name, errors=dist.DistError):
-                begun = ALL_GATHER(_as_sent(every), _as_sent(message), self.group, async_op=True)
+                begun = messages.ALL_GATHER(as_sent(every), as_sent(message), self.group, async_op=True)
             with self._answered(name):
                 self._wait(of_all(begun, message))
             return list(every)
@@ -394,13 +387,13 @@ class Ranks:
         """
         with self.working(name):
             self._next(name)
-            sent = [(dist.P2POp(dist.isend, _as_sent(_plain(x)), self.names[to], self.group), to) for x, to in sends]
-            sent += [(dist.P2POp(dist.irecv, _as_sent(x), self.names[of], self.group), of) for x, of in receives]
+            sent = [(dist.P2POp(dist.isend, as_sent(plain(x)), self.names[to], self.group), to) for x, to in sends]
+            sent += [(dist.P2POp(dist.irecv, as_sent(x), self.names[of], self.group), of) for x, of in receives]
             works: list[tuple[list[int], list[dist.Work]]] = []  # and with which ranks
             for operations in [[each] for each in sent] if all(each.tensor.is_cpu for each, _ in sent) else [sent]:
                 peers = [peer for _, peer in operations]
                 with self._answered(name, peers):
-                    works.append((peers, START([each for each, _ in operations])))
+                    works.append((peers, messages.START([each for each, _ in operations])))
 
         def wait() -> None:
             for peers, begun in works:
@@ -418,134 +411,10 @@ class Ranks:
             self._next(name)
             total = message.clone(memory_format=torch.contiguous_format)
             with self._answered(name, errors=dist.DistError):
-                begun = ALL_REDUCE(total, group=self.group, async_op=True)
+                begun = messages.ALL_REDUCE(total, group=self.group, async_op=True)
             with self._answered(name):
                 self._wait(of_all(begun, total))
             return total
-
-
-def of_all(work: Any, message: Tensor) -> Callable[[timedelta], bool]:
-    """What waits some time for a collective, and says whether that is done."""
-
-    def is_done(pause: timedelta) -> bool:
-        try:
-            work.wait(pause) if message.is_cpu else work.wait()
-        except RuntimeError:
-            if not message.is_cpu or work.is_completed():
-                raise
-            return False
-        return True
-
-    return is_done
-
-
-def of_some(works: Sequence[dist.Work], message: Tensor) -> Callable[[timedelta], bool]:
-    """The same of messages to and from some ranks; in another thread, since a wait for them that is given up ends the group."""
-    ended: Future[None] = Future()
-
-    def wait() -> None:
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            ended.set_exception(error)
-        else:
-            ended.set_result(None)
-
-    if message.is_cpu:
-        threading.Thread(target=wait, daemon=True).start()
-    else:
-        wait()
-
-    def is_done(pause: timedelta) -> bool:
-        if not wait_for([ended], pause.total_seconds()).done:
-            return False
-        ended.result()
-        return True
-
-    return is_done
-
-
-def named(error: BaseException) -> str:
-    """An error in words."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _plain(x: Tensor) -> Tensor:
-    """What lies in memory as it is."""
-    return x.contiguous().resolve_conj().resolve_neg()
-
-
-def _as_sent(x: Tensor) -> Tensor:
-    """Its numbers in a row, as bytes where a backend may not know their dtype."""
-    return x.view(-1) if x.dtype in SENT else x.view(-1).view(torch.uint8)
-
-
-@dataclass(frozen=True)
-class MeshRanks:
-    """The processes along some axes of a mesh, in the order in which they have a tensor that is sharded along all of these.
-
-    What they have is known from its placements. Values are not read: ranks with other rows would not learn of an error.
-    """
-
-    axes: tuple[Ranks, ...]
-
-    @property
-    def rank(self) -> int:
-        return functools.reduce(lambda place, ranks: place * ranks.size + ranks.rank, self.axes, 0)
-
-    @property
-    def size(self) -> int:
-        return math.prod(ranks.size for ranks in self.axes)
-
-    @contextmanager
-    def working(self, name: str) -> Iterator[None]:
-        """As of the ranks along each axis."""
-        with contextlib.ExitStack() as stack:
-            for ranks in self.axes:
-                stack.enter_context(ranks.working(name))
-            yield
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether ranks along an axis are not there."""
-        return all(ranks.is_alone for ranks in self.axes)
-
-    def agree(self, name: str, same: Mapping[str, str]) -> None:
-        """Raises RanksError on all where `same` differs among them; one that has nothing to say is waited for until the timeout."""
-        for ranks in self.axes:
-            ranks.agree(name, 0, same)
-
-    def gather(self, name: str, message: Tensor) -> list[Tensor]:
-        """The message of each rank, all of one shape, in their order; by one collective an axis."""
-        if not self.axes:
-            return [message]
-        *outer, inner = self.axes
-        every = torch.stack(inner.gather(name, message))
-        return [each for part in MeshRanks(tuple(outer)).gather(name, every) for each in part]
-
-    def total(self, name: str, values: Tensor) -> Tensor:
-        """The sum of the values of all ranks, the same to the last bit on each."""
-        return torch.stack(self.gather(name, values)).sum(0)
-
-
-AnyRanks = Ranks | MeshRanks
-
-
-def reads_values(ranks: AnyRanks, x: Tensor) -> TypeGuard[Ranks]:
-    """Whether scores that are no numbers, and labels of no class, are looked for and told, which would wait for a GPU."""
-    return isinstance(ranks, Ranks) and x.is_cpu and not (ranks.is_alone and ranks.size > 1)
-
-
-def reads_labels(ranks: AnyRanks, labels: Tensor) -> bool:
-    """Whether it is looked up which rows count: not where a compiler looks on, or a GPU would wait."""
-    return is_concrete(labels) and not (ranks.is_alone and ranks.size > 1)
-
-
-def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:
-    """The ranks along axes of a mesh, which are given by their numbers."""
-    check_transforms(name)
-    return MeshRanks(tuple(ranks_of(name, mesh.get_group(axis)) for axis in axes))
 
 
 def check_transforms(name: str) -> None:
@@ -599,3 +468,8 @@ def summed(ranks: Ranks, name: str, tensors: Sequence[Tensor | None], dtype: tor
         total = ranks.sum(name, torch.cat([each.to(dtype or sent[0].dtype) for each in sent]))
     rest = iter(total.split([len(each) for each in sent]))
     return [None if each is None else next(rest).view(each.shape) for each in tensors]
+
+
+def named(error: BaseException) -> str:
+    """An error in words."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

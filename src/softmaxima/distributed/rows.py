@@ -14,7 +14,8 @@ from softmaxima.base import monoid
 from softmaxima.base.jacobian import narrowed
 from softmaxima.base.rows import FEW
 from softmaxima.distributed.agreement import Agreement
-from softmaxima.distributed.ranks import AnyRanks, RanksError, reads_values
+from softmaxima.distributed.mesh_ranks import AnyRanks, reads_values
+from softmaxima.distributed.ranks import RanksError
 from softmaxima.engine.blocks import State
 from softmaxima.engine.own_part import OwnPart
 from softmaxima.engine.parts import InParts, merged, spread

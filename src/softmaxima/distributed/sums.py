@@ -18,7 +18,8 @@ from softmaxima.base.temperature import over
 from softmaxima.base.tracing import outside_compilers
 from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept, once, save, saved
-from softmaxima.distributed.ranks import MESSAGES, AnyRanks, Group, outside_the_graph, ranks_of
+from softmaxima.distributed.mesh_ranks import AnyRanks
+from softmaxima.distributed.ranks import MESSAGES, Group, outside_the_graph, ranks_of
 from softmaxima.distributed.rows import Shared
 from softmaxima.engine.contract import find_map
 from softmaxima.engine.parts import InParts

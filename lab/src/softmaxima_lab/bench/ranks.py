@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import softmaxima as sm
 from softmaxima.base.numbers import InputError, check_choice
-from softmaxima.distributed.ranks import ALL_GATHER, ranks_of
+from softmaxima.distributed.messages import ALL_GATHER
+from softmaxima.distributed.ranks import ranks_of
 from softmaxima_lab.bench.case import OURS, Case, Found, Group, Place, Result, Trial, Wanted, farthest, run_trial, sizes_of
 from softmaxima_lab.bench.clock import Call, Clock
 from softmaxima_lab.bench.workers import leave
