@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention compare-heads compare-estimators bench gallery test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature robust private policy graph-study clean
+.PHONY: help compare compare-attention compare-heads compare-estimators bench gallery test test-lab test-all mutations gpu-test sanitize lint format wheel readme confirmation logsumexp temperature robust private policy graph-study clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -22,8 +22,10 @@ help:
 	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"
 	@echo "make compare-heads  train a network with every last layer and its loss, for docs/heads.md"
 	@echo "make compare-estimators  train a categorical VAE with every estimator of its gradient, for docs/sampling.md"
-	@echo "make test      run the tests, each property on a few examples"
+	@echo "make test      run the tests of the library, each property on a few examples"
+	@echo "make test-lab  run those of the command line, the comparisons and the benchmarks"
 	@echo "make test-all  run those too that take long, and each property on many examples"
+	@echo "make mutations plant faults one at a time, and see that tests find each, in an hour; ARGS='--sample 2' for two of them"
 	@echo "make gpu-test  run what holds of the GPU kernels on the GPU, or without one in Triton's interpreter"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
@@ -82,7 +84,13 @@ compare-estimators: $(INSTALLED)-test
 	$(BIN)/python docs/update.py compare-estimators
 
 test: $(INSTALLED)-test
-	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto tests src $(ARGS)
+
+test-lab: $(INSTALLED)-test
+	$(BIN)/python -m pytest --numprocesses auto lab/tests lab/src $(ARGS)
+
+mutations: $(INSTALLED)-test
+	$(BIN)/python tests/mutations/run.py $(ARGS)
 
 test-all: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto -m "not compiles" --hypothesis-profile=thorough $(ARGS)

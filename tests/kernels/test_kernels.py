@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import DTYPES, TOLERANCE, Case, LossCase, cases, normal
+from conftest import DTYPES, TOLERANCE, Case, LossCase, cases, normal, some
 from softmaxima.kernels import devices, interface, native
 from softmaxima.lse._weighted import weighted_sum
 from softmaxima.maps import REGISTRY
@@ -134,11 +134,9 @@ def test_repeated_rows_and_scores_are_as_by_torch(case: Case):
 @pytest.mark.usefixtures("unwritten_is_nan")
 def test_masks_of_every_shape_along_every_dim_are_as_by_torch(case: Case):
     x, g = normal(3, 5, 4), normal(3, 5, 4, seed=1)
-    for shape in broadcast_shapes(x.shape):
+    for shape, dim, temperature in some(itertools.product(broadcast_shapes(x.shape), range(3), (1.0, 1.7)), case):
         where = normal(*shape, seed=2) > -0.5
-        for dim in range(3):
-            for temperature in (1.0, 1.7):
-                assert_as_by_torch(partial(case, dim=dim, where=where, temperature=temperature), x, g)
+        assert_as_by_torch(partial(case, dim=dim, where=where, temperature=temperature), x, g)
 
 
 @needs_library
@@ -452,7 +450,7 @@ def run_on_threads(function: interface.Function, pack: Callable[[int], bytes], d
 @pytest.mark.parametrize("name", MAPS)
 def test_forward_kernel_on_random_calls(name: str):
     logarithmic = REGISTRY[name].properties.logarithmic
-    for seed in range(60):
+    for seed in some(range(60), name):
         draw = Draw(seed)
         params = draw.choose(*examples(name))
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
@@ -476,7 +474,7 @@ def test_forward_kernel_on_random_calls(name: str):
 @needs_library
 @pytest.mark.parametrize("name", [name for name in MAPS if any(parameter.gradient for parameter in REGISTRY[name].params)])
 def test_parameters_of_each_row_on_random_calls(name: str):
-    for seed in range(40):
+    for seed in some(range(40), name):
         draw = Draw(seed)
         chosen = [draw.choose(*examples(name)) for _ in range(draw.shape[0] * draw.shape[2])]
         if not chosen:
@@ -506,7 +504,7 @@ def of_sums(name: str, draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 @needs_library
 def test_logsumexp_kernels_on_random_calls():
-    for seed in range(100):
+    for seed in some(range(100)):
         draw = Draw(seed)
         outer, _, inner = draw.shape
         out, result, wide = of_sums("logsumexp", draw)
@@ -541,7 +539,7 @@ def test_logsumexp_kernels_on_random_calls():
 
 @needs_library
 def test_rest_kernel_on_random_calls():
-    for seed in range(100):
+    for seed in some(range(100)):
         draw = Draw(seed)
         outer, _, inner = draw.shape
         states = draw.memory.output(2, outer, 1, inner, dtype=torch.float64)
@@ -593,7 +591,7 @@ def test_the_smallest_normal_probabilities_are_not_0(narrow: torch.dtype):
 
 @needs_library
 def test_log_mean_exp_kernel_on_random_calls():
-    for seed in range(200):
+    for seed in some(range(200)):
         draw = Draw(seed)
         _, result, wide = of_sums("log_mean_exp", draw)
         sums = draw.as_rows(draw.sum_of(wide))[:, 0]
@@ -608,7 +606,7 @@ def test_log_mean_exp_kernel_on_random_calls():
 
 @needs_library
 def test_state_kernel_on_random_calls():
-    for seed in range(100):
+    for seed in some(range(100)):
         draw = Draw(seed)
         outer, _, inner = draw.shape
         outputs = [draw.memory.output(outer, 1, inner, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.int64)]
@@ -630,7 +628,7 @@ def test_state_kernel_on_random_calls():
 
 @needs_library
 def test_cumulative_kernels_on_random_calls():
-    for seed in range(100):
+    for seed in some(range(100)):
         draw = Draw(seed)
         out, states = draw.memory.output(*draw.shape, dtype=draw.dtype), draw.memory.output(2, *draw.shape, dtype=torch.float64)
         pack = lambda threads, draw=draw, out=out, states=states: interface.FORWARD(
@@ -663,7 +661,7 @@ def test_cumulative_kernels_on_random_calls():
 
 @needs_library
 def test_weighted_kernels_on_random_calls():
-    for seed in range(200):
+    for seed in some(range(200)):
         draw = Draw(seed)
         outer, n, inner = draw.shape
         if inner > 1:
@@ -712,7 +710,7 @@ def test_weighted_kernels_on_random_calls():
 
 @needs_library
 def test_gap_kernels_on_random_calls():
-    for seed in range(150):
+    for seed in some(range(150)):
         draw = Draw(seed)
         outer, n, inner = draw.shape
         bins, k, width, reach = draw.choose(1, 7, 150), min(n, draw.choose(1, 2, 8)), draw.choose(0.05, 0.3), draw.choose(0.5, 14.0)
@@ -785,7 +783,7 @@ def test_the_state_of_a_row_that_threads_share_counts_every_maximum(dtype: torch
 @pytest.mark.parametrize("name", MAPS)
 def test_backward_kernel_on_random_calls(name: str):
     forward, backward, _ = functions_of(name)
-    for seed in range(60):
+    for seed in some(range(60), name):
         draw = Draw(seed, contiguous=True)
         params = draw.choose(*examples(name))
         p = draw.memory.output(*draw.shape, dtype=draw.dtype)
@@ -855,7 +853,7 @@ def literal_loss(
 @needs_library
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_kernel_on_random_calls(name: str):
-    for seed in range(80):
+    for seed in some(range(80), name):
         draw = Draw(seed, plain=True)
         outer, n, inner = draw.shape
         params = draw.choose(*examples(name))
@@ -1074,7 +1072,7 @@ def test_operations_are_well_behaved(name: str):
         pytest.skip("a parameter that is a function makes no operation")
     params = [float(p.examples.index(v)) if isinstance(v, str) else v for p, v in zip(map.params, values, strict=True)]
     x, tau = normal(2, 3, 4).requires_grad_(), normal(2, 3, 1, seed=1).exp()
-    for where, tensors, number in ((None, [], 1.5), (x > -1, [], 1.0), (None, [tau], math.nan)):
+    for where, tensors, number in some(((None, [], 1.5), (x > -1, [], 1.0), (None, [tau], math.nan)), name):
         numbers = [number, *params]
         torch.library.opcheck(torch.ops.softmaxima.map.default, (map.key, x, where, tensors, numbers))
         p = torch.ops.softmaxima.map(map.key, x, where, tensors, numbers).detach()
