@@ -65,14 +65,16 @@ def scores(split: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
 def counted(call: Any) -> tuple[Any, list[int]]:
     """(what a call gives, how many bytes each collective that it begins is of)."""
     begun: list[int] = []
-    gather, reduce, start = messages.ALL_GATHER, messages.ALL_REDUCE, messages.START
+    gather, reduce, exchange = messages.ALL_GATHER, messages.ALL_REDUCE, messages.EXCHANGE
     messages.ALL_GATHER = lambda every, own, *given, **more: (begun.append(own.nbytes), gather(every, own, *given, **more))[1]
     messages.ALL_REDUCE = lambda total, **more: (begun.append(total.nbytes), reduce(total, **more))[1]
-    messages.START = lambda operations: (begun.append(sum(each.tensor.nbytes for each in operations)), start(operations))[1]
+    messages.EXCHANGE = lambda into, own, *given, **more: (begun.append(len(into) + len(own)), exchange(into, own, *given, **more))[
+        1
+    ]
     try:
         return call(), begun
     finally:
-        messages.ALL_GATHER, messages.ALL_REDUCE, messages.START = gather, reduce, start
+        messages.ALL_GATHER, messages.ALL_REDUCE, messages.EXCHANGE = gather, reduce, exchange
 
 
 def twice(call: Any) -> tuple[Tensor, int]:

@@ -154,16 +154,16 @@ def test_the_mean_of_nothing_has_no_slope(three: Processes) -> None:
 
 def of_a_hang(rank: int, form: str) -> tuple[str, float]:
     """What attention raises, and how soon, where rank 1 hangs before its first message and comes when the others have left."""
-    group, (start, gather) = dist.new_group(timeout=timedelta(seconds=1)), (messages.START, messages.ALL_GATHER)
+    group, (exchange, gather) = dist.new_group(timeout=timedelta(seconds=1)), (messages.EXCHANGE, messages.ALL_GATHER)
     x = torch.ones(1, 2, 4)
     assert attempt(lambda: d.softmax(X, group=group))[0] == "right"
     if rank == 1:
-        messages.START = lambda *given: (time.sleep(3.0), start(*given))[1]
+        messages.EXCHANGE = lambda *given, **more: (time.sleep(3.0), exchange(*given, **more))[1]
         messages.ALL_GATHER = lambda *given, **more: (time.sleep(3.0), gather(*given, **more))[1]
     try:
         return attempt(lambda: d.attention(x, x, x, form=form, group=group))
     finally:
-        messages.START, messages.ALL_GATHER = start, gather
+        messages.EXCHANGE, messages.ALL_GATHER = exchange, gather
         dist.barrier()
 
 
@@ -221,7 +221,8 @@ def test_a_rank_that_leaves_a_call_is_named_before_the_timeout(error: type[BaseE
             assert told.startswith(error.__name__) if rank == 1 else told.startswith("RanksError") and "rank 1" in told, told
             assert rank == 1 or error.__name__ in told
         assert again == "right" or (
-            when in ("working", "in a ring") and f"rank 1 raised {error.__name__} in an earlier call; make" in again
+            when in ("working", "in a ring", "meeting in a message")
+            and f"rank 1 raised {error.__name__} in an earlier call; make" in again
         ), again
 
 
@@ -240,9 +241,10 @@ def of_an_interrupted_call(rank: int) -> list[str]:
     return [*told, attempt(lambda: sm.softmax(x))[0], attempt(lambda: d.softmax(X, group=group))[0]]
 
 
-def test_a_call_of_ranks_is_interrupted_soon_and_the_group_goes_on(three: Processes) -> None:
-    for rank, told in enumerate(three.run(of_an_interrupted_call)):
-        assert told == ["in time" if rank == 1 else "right", "right", "right"], told
+def test_a_call_of_ranks_is_interrupted_soon_and_the_others_learn_of_it(three: Processes) -> None:
+    for rank, (told, *later) in enumerate(three.run(of_an_interrupted_call)):
+        assert told == ("in time" if rank == 1 else "right")
+        assert all("rank 1 raised KeyboardInterrupt" in each and "make a new group" in each for each in later), later
 
 
 def of_a_message_that_some_skip(rank: int, skips: int) -> str:

@@ -394,13 +394,13 @@ def test_shapes_of_all_kinds(three: Processes) -> None:
 def of_messages(rank: int, form: str, name: str, seen: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """What is sent forward and backward, (numbers, to whom) each, where a rank has four keys of one number, and as many values."""
     sent: list[Any] = []
-    start, gather = messages.START, messages.ALL_GATHER
+    exchange, gather = messages.EXCHANGE, messages.ALL_GATHER
 
-    def started(operations: list[Any]) -> Any:
-        sent.extend((each.tensor.numel(), each.peer) for each in operations if each.op is torch.distributed.isend)
-        return start(operations)
+    def exchanged(into: Tensor, own: Tensor, comes: list[int], goes: list[int], **how: Any) -> Any:
+        sent.extend((size // torch.float64.itemsize, peer) for peer, size in enumerate(goes) if size)
+        return exchange(into, own, comes, goes, **how)
 
-    messages.START = started
+    messages.EXCHANGE = exchanged
     messages.ALL_GATHER = lambda out, x, *more, **how: (sent.append((x.numel(), "all")), gather(out, x, *more, **how))[1]
     try:
         parts = [normal(4, 1, seed=seed).requires_grad_() for seed in range(3)]
@@ -410,7 +410,7 @@ def of_messages(rank: int, form: str, name: str, seen: dict[str, Any]) -> tuple[
         forward = list(sent)
         output.sum().backward()
     finally:
-        messages.START, messages.ALL_GATHER = start, gather
+        messages.EXCHANGE, messages.ALL_GATHER = exchange, gather
     return forward, sent[len(forward) :]
 
 
@@ -522,7 +522,7 @@ def test_a_rank_that_refuses_its_arguments_says_so_to_all(what: str, words: str,
 def leave(rank: int) -> str:
     """One rank ends where it is to pass keys on."""
     if rank == 1:
-        messages.START = lambda operations: os._exit(3)
+        messages.EXCHANGE = lambda *given, **how: os._exit(3)
     try:
         sm.distributed.attention(*sequence()[:3], enable_gqa=True)
     except RuntimeError as error:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from torch.compiler import is_compiling
+
 from softmaxima.base.tracing import PLAIN, constant_when_compiled
 
 FORMS: dict[str, Callable[..., Any]] = {}  # of maps, losses and logsumexp: a function of their arguments
@@ -26,8 +28,22 @@ def is_dtensor(x: Any) -> bool:
 
 def form_of_dtensors(kind: str) -> Callable[..., Any]:
     """What takes DTensors for maps ("map"), losses ("loss") or "logsumexp"."""
-    _load()
-    return FORMS[kind]
+    if is_compiling():
+        _load()
+        return FORMS[kind]
+
+    def taken(*given: Any, **options: Any) -> Any:
+        try:
+            _load()
+            return FORMS[kind](*given, **options)
+        except Exception:
+            raise
+        except BaseException as error:  # an interrupt, of which the other ranks learn
+            abandon = importlib.import_module("softmaxima.distributed.mesh_ranks").abandon
+            abandon(next(x for x in given if is_dtensor(x)), error)
+            raise
+
+    return taken
 
 
 @constant_when_compiled

@@ -13,6 +13,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from softmaxima.base.tracing import is_concrete
 from softmaxima.distributed.ranks import Ranks, check_transforms, ranks_of
@@ -83,3 +84,11 @@ def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:
     """The ranks along axes of a mesh, which are given by their numbers."""
     check_transforms(name)
     return MeshRanks(tuple(ranks_of(name, mesh.get_group(axis)) for axis in axes))
+
+
+def abandon(x: DTensor, error: BaseException) -> None:
+    """This rank leaves a call with a DTensor, of which the ranks that share it may be anywhere."""
+    with contextlib.suppress(Exception):  # of groups that are none
+        for axis, placement in enumerate(x.placements):
+            if not placement.is_replicate():
+                ranks_of("distributed", x.device_mesh.get_group(axis)).abandon(error)

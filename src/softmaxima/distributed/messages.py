@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from datetime import timedelta
 from typing import Any
 
@@ -14,9 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 START = dist.batch_isend_irecv
+EXCHANGE = dist.all_to_all_single
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 ALL_REDUCE = dist.all_reduce
 SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}  # by every backend
+Tensors = Sequence[tuple[Tensor, int]]  # each to or from a rank, by its place in the group
+NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def plain(x: Tensor) -> Tensor:
@@ -29,43 +29,44 @@ def as_sent(x: Tensor) -> Tensor:
     return x.view(-1) if x.dtype in SENT else x.view(-1).view(torch.uint8)
 
 
-def of_all(work: Any, message: Tensor) -> Callable[[timedelta], bool]:
-    """What waits some time for a collective, and says whether that is done."""
+class Message:
+    """One that is on its way among all ranks of a group."""
 
-    def is_done(pause: timedelta) -> bool:
+    def __init__(self, work: Any, is_cpu: bool, fill: Callable[[], None] = lambda: None) -> None:
+        self._work, self._is_cpu, self._fill = work, is_cpu, fill
+
+    def is_there(self, pause: timedelta) -> bool:
+        """Waits for it, on the CPU some time, and says whether it is there. Raises RuntimeError where it failed."""
         try:
-            work.wait(pause) if message.is_cpu else work.wait()
+            self._work.wait(pause) if self._is_cpu else self._work.wait()
         except RuntimeError:
-            if not message.is_cpu or work.is_completed():
+            if not self._is_cpu:
                 raise
-            return False
+            if not self._work.is_completed():
+                return False
+            self._work.wait()  # raises what it failed with, if it did and did not end just after the pause
+        self._fill()
         return True
 
-    return is_done
+
+def exchange(sends: Tensors, receives: Tensors, size: int, group: dist.ProcessGroup) -> Message:
+    """Begins to send tensors on the CPU to ranks, by their places in the group, and to fill others from them.
+
+    By one collective, of which nothing goes between most ranks: a wait for a message between two of them cannot be given up. Every
+    rank begins it, whatever it has to send.
+    """
+    given, taken = ([[as_bytes(x) for x, rank in each if rank == other] for other in range(size)] for each in (sends, receives))
+    sizes = [[sum(map(len, of_rank)) for of_rank in each] for each in (given, taken)]
+    every = [x for of_rank in taken for x in of_rank]
+    message = torch.cat([NOTHING, *(x for of_rank in given for x in of_rank)])
+    into = every[0] if len(every) == 1 else torch.empty(sum(sizes[1]), dtype=torch.uint8)
+
+    def fill() -> None:
+        for x, part in zip(every, into.split([len(x) for x in every]), strict=True) if len(every) > 1 else ():
+            x.copy_(part)
+
+    return Message(EXCHANGE(into, message, sizes[1], sizes[0], group=group, async_op=True), True, fill)
 
 
-def of_some(works: Sequence[dist.Work], message: Tensor) -> Callable[[timedelta], bool]:
-    """The same of messages to and from some ranks; in another thread, since a wait for them that is given up ends the group."""
-    ended: Future[None] = Future()
-
-    def wait() -> None:
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            ended.set_exception(error)
-        else:
-            ended.set_result(None)
-
-    if message.is_cpu:
-        threading.Thread(target=wait, daemon=True).start()
-    else:
-        wait()
-
-    def is_done(pause: timedelta) -> bool:
-        if not wait_for([ended], pause.total_seconds()).done:
-            return False
-        ended.result()
-        return True
-
-    return is_done
+def as_bytes(x: Tensor) -> Tensor:
+    return plain(x).view(-1).view(torch.uint8)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import time
 import weakref
@@ -31,7 +32,7 @@ from torch.distributed.distributed_c10d import Store, _world
 from softmaxima.base.tracing import outside_compilers, transforming
 from softmaxima.distributed import messages
 from softmaxima.distributed.agreement import Agreement, wrong
-from softmaxima.distributed.messages import as_sent, of_all, of_some, plain
+from softmaxima.distributed.messages import Message, Tensors, as_sent, exchange, plain
 from softmaxima.distributed.stores import GONE, Meeting, delete, heard, is_there, read, store_of
 
 Group = dist.ProcessGroup | DeviceMesh | None
@@ -51,7 +52,16 @@ def outside_the_graph(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*given: Any, **options: Any) -> Any:
-        return outside_compilers(function, MESSAGES)(*given, **options)
+        try:
+            return outside_compilers(function, MESSAGES)(*given, **options)
+        except Exception:
+            raise
+        except BaseException as error:  # an interrupt, wherever it was
+            with contextlib.suppress(Exception):  # of a group that is none
+                arguments = inspect.signature(function).bind_partial(*given, **options).arguments
+                ranks = arguments["self"]._ranks if "self" in arguments else ranks_of("distributed", arguments.get("group"))
+                ranks.abandon(error)
+            raise
 
     return call  # type: ignore[return-value]
 
@@ -72,6 +82,8 @@ class Ranks:
         self.step = 0  # agreements so far
         self.sent = 0  # messages since
         self.raised = False  # whether this rank raised since, while others may have waited for its message
+        self.pending = 0  # messages that are on their way
+        self.withdrawn = 0  # the agreement that this rank has left, of which it has yet to learn whether the others went on
         self.broken = ""  # why messages of this group no longer meet
         self._stale: list[str] = []  # keys that nobody reads once all have come to the next step
 
@@ -94,8 +106,10 @@ class Ranks:
             check_transforms(name)
             yield
         except BaseException as error:  # an interrupt too
-            with contextlib.suppress(RanksError):
-                self._say(name, {"problem": named(error)})
+            if not is_told(error):
+                with contextlib.suppress(RanksError):
+                    self._say(name, {"problem": named(error)})
+                tell(error)
             raise
 
     def agree(self, name: str, width: int, same: Mapping[str, str]) -> Agreement:
@@ -148,6 +162,7 @@ class Ranks:
         was_raised, self.step, self.sent, self.raised = self.raised, self.step + 1, 0, False
         try:
             store = self._meet(name)
+            self._learn(name, store)
             if was_raised:
                 self.broken = read(store, BROKEN) or ""
                 self._check_unbroken(name)
@@ -157,18 +172,44 @@ class Ranks:
             told = {"problem": GONE}
         except KeyboardInterrupt as error:
             self._withdraw(named(error))
+            tell(error)
             raise
         self._check_unbroken(name)
         return told
 
     def _withdraw(self, problem: str) -> None:
-        """This rank leaves an agreement, which the others may come to yet, or have come to and go on."""
-        self.raised = True
+        """This rank leaves an agreement, which the others may come to yet; they raise there, or have heard its word and go on."""
+        if self.store is None and self._met().has_left:  # an earlier one too, of which the first alone knows
+            self._break(f"rank {self.names[self.rank]} raised {problem}")
+            return
         self._leave(problem)
+        if self.store is None:
+            return
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            key, told = ("told", self._judged([{"problem": problem}])) if self.rank == 0 else (self.rank, {"problem": problem})
-            if self.store is not None:
-                self.store.set(f"{self.step}/{key}", json.dumps(told))
+            if self.rank:
+                self.store.set(f"{self.step}/{self.rank}", json.dumps({"problem": problem}))
+                self.withdrawn = self.step
+            elif is_there(self.store, f"{self.step}/told"):
+                self._break(f"rank {self.names[0]} raised {problem}")
+            else:
+                self.store.set(f"{self.step}/told", json.dumps(self._judged([{"problem": problem}])))
+                self._stale.append(f"{self.step}/told")
+
+    def _learn(self, name: str, store: Store) -> None:
+        """Whether all left the agreement that this rank has left, which the first tells; if they went on, no messages meet."""
+        if not self.withdrawn:
+            return
+        step, self.withdrawn = self.withdrawn, 0
+        try:
+            told = json.loads(heard(store, [f"{step}/told"], self.patience, unless=BROKEN)[0])
+        except dist.DistNetworkError:
+            raise
+        except RuntimeError:
+            self.broken = read(store, BROKEN) or ""
+            told = {"widths": []}
+        if "widths" in told and not self.broken:
+            self._break(f"rank {self.names[self.rank]} left")
+        self._check_unbroken(name)
 
     def _judged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What is told of what the first ranks, as a rule all, have said."""
@@ -244,11 +285,20 @@ class Ranks:
         """After the ranks have agreed: what is raised within is left for those who wait for a message of this rank."""
         try:
             yield
-        except BaseException as error:  # an interrupt too
-            if not self.is_alone and not self.broken:
-                self.raised = True
-                self._leave(named(error))
+        except BaseException as error:
+            if not is_told(error) and not self.is_alone and not self.broken:
+                if self.pending or not isinstance(error, Exception):
+                    self.abandon(error)
+                else:
+                    self.raised = True
+                    self._leave(named(error))
             raise
+
+    def abandon(self, error: BaseException) -> None:
+        """This rank leaves a call, in which others may be anywhere, or a message that may come yet, in the place of later ones."""
+        if not is_told(error) and not self.is_alone and not self.broken:
+            tell(error)
+            self._break(f"rank {self.names[self.rank]} raised {named(error)}")
 
     def _leave(self, problem: str = "", waited: float = 0.0, peers: Sequence[int] = ()) -> None:
         """Says that this rank has left off, raising a problem or having waited some seconds for a message to or from some ranks."""
@@ -275,7 +325,7 @@ class Ranks:
         self._check_unbroken(name)
         if self.is_alone:
             return
-        self._meet(name)
+        self._learn(name, self._meet(name))
         if self.raised:
             self.agree(f"{name} after an error", 0, {})
         self.sent += 1
@@ -289,16 +339,15 @@ class Ranks:
         except errors as error:
             self._break(self._why(time.monotonic() - begun, peers, error))
             raise RanksError(f"{name}: {self.broken}") from error
-        except BaseException as error:  # an interrupt
-            if peers:  # whose messages may come yet, in the place of later ones
-                self._break(f"rank {self.names[self.rank]} raised {named(error)}")
-            raise
 
     def _break(self, why: str) -> None:
         """Messages no longer meet, which who waits for one, or to agree, reads in the store."""
         self.broken = why
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            self._meet("distributed").set(BROKEN, why)
+            if self.store is None:
+                self.store = self._met().leave(why, breaks=True)
+            if self.store is not None:
+                self.store.set(BROKEN, why)
 
     def _why(self, waited: float, peers: Sequence[int], error: RuntimeError) -> str:
         """Why this rank's last message, which raised an error after some seconds, did not meet those of all."""
@@ -331,11 +380,11 @@ class Ranks:
         told = f"{self._listed(missing)} did not answer, and a message" if missing else "a message"
         return f"{told} failed after {waited:.1f} s: {words}"
 
-    def _wait(self, is_done: Callable[[timedelta], bool]) -> None:
-        """Until messages are there, for which `is_done` waits some time, or a rank has said that its own will not come."""
+    def _wait(self, message: Message) -> None:
+        """Until it is there, or a rank has said that its own will not come."""
         pause, store = min(self.timeout / 16, PAUSE), self.store
         waits = f"waits/{self.step}/{self.rank}"  # for who comes to the next call without a message
-        while not is_done(pause):
+        while not message.is_there(pause):
             if store is None:
                 continue
             try:
@@ -348,6 +397,7 @@ class Ranks:
                 continue
             if is_in_vain:
                 raise RuntimeError("a rank has left the call")
+        self.pending -= 1
         if store is not None and waits in self._stale:
             self._stale.remove(waits)
             delete(store, [waits])
@@ -375,31 +425,36 @@ class Ranks:
             message = plain(message)
             every = message.new_empty((self.size, *message.shape))
             with self._answered(name, errors=dist.DistError):
-                begun = messages.ALL_GATHER(as_sent(every), as_sent(message), self.group, async_op=True)
+                begun = self._begun(messages.ALL_GATHER(as_sent(every), as_sent(message), self.group, async_op=True), message)
             with self._answered(name):
-                self._wait(of_all(begun, message))
+                self._wait(begun)
             return list(every)
 
-    def start(self, name: str, sends: Iterable[tuple[Tensor, int]], receives: Iterable[tuple[Tensor, int]]) -> Callable[[], None]:
-        """Begins to send tensors to ranks of the group, and to fill others from them; what waits until that is done.
+    def start(self, name: str, sends: Tensors, receives: Tensors, device: torch.device) -> Callable[[], None]:
+        """Begins to send tensors on a device to ranks of the group, and to fill others from them; what waits until that is done.
 
-        Of two ranks each begins its messages to the other in the order in which that expects them.
+        Every rank begins it, whatever it has to send. Of two ranks each names its messages to the other in the order in which that
+        expects them.
         """
+        peers, begun = [rank for _, rank in (*sends, *receives)], []
         with self.working(name):
             self._next(name)
-            sent = [(dist.P2POp(dist.isend, as_sent(plain(x)), self.names[to], self.group), to) for x, to in sends]
-            sent += [(dist.P2POp(dist.irecv, as_sent(x), self.names[of], self.group), of) for x, of in receives]
-            works: list[tuple[list[int], list[dist.Work]]] = []  # and with which ranks
-            for operations in [[each] for each in sent] if all(each.tensor.is_cpu for each, _ in sent) else [sent]:
-                peers = [peer for _, peer in operations]
-                with self._answered(name, peers):
-                    works.append((peers, messages.START([each for each, _ in operations])))
+            with self._answered(name, peers):
+                if self.is_alone:  # nobody sends anything
+                    pass
+                elif device.type == "cpu":
+                    begun = [exchange(sends, receives, self.size, self.group)]
+                else:
+                    every = [dist.P2POp(dist.isend, as_sent(plain(x)), self.names[to], self.group) for x, to in sends]
+                    every += [dist.P2POp(dist.irecv, as_sent(x), self.names[of], self.group) for x, of in receives]
+                    begun = [Message(work, False) for work in (messages.START(every) if every else ())]
+                self.pending += len(begun)
 
         def wait() -> None:
-            for peers, begun in works:
-                with self._answered(name, peers):
-                    self._wait(of_some(begun, sent[0][0].tensor))
-            sent.clear()  # which had the tensors
+            with self.working(name), self._answered(name, peers):
+                while begun:
+                    self._wait(begun[0])
+                    begun.pop(0)
 
         return wait
 
@@ -411,10 +466,23 @@ class Ranks:
             self._next(name)
             total = message.clone(memory_format=torch.contiguous_format)
             with self._answered(name, errors=dist.DistError):
-                begun = messages.ALL_REDUCE(total, group=self.group, async_op=True)
+                begun = self._begun(messages.ALL_REDUCE(total, group=self.group, async_op=True), total)
             with self._answered(name):
-                self._wait(of_all(begun, total))
+                self._wait(begun)
             return total
+
+    def _begun(self, work: Any, message: Tensor) -> Message:
+        self.pending += 1
+        return Message(work, message.is_cpu)
+
+
+def tell(error: BaseException) -> None:
+    """Marks what the other ranks have been told of."""
+    error.told_to_ranks = True  # type: ignore[attr-defined]
+
+
+def is_told(error: BaseException) -> bool:
+    return getattr(error, "told_to_ranks", False)
 
 
 def check_transforms(name: str) -> None:

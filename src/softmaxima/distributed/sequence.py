@@ -87,7 +87,8 @@ class Parts:
             whose, following = (ranks.rank - step) % ranks.size, (left - step) % ranks.size
             is_here, goes, comes = step == 0 or self._goes(whose, step - 1), self._goes(whose, step), self._goes(following, step)
             arriving = self._empty(part, own, following) if comes else None
-            wait = ranks.start(name, [(part, right)] if goes else [], [(arriving, left)] if arriving is not None else [])
+            comes_in = [] if arriving is None else [(arriving, left)]
+            wait = ranks.start(name, [(part, right)] if goes else [], comes_in, part.device)
             added = None
             if is_here and self.reads[ranks.rank][whose]:
                 added = visit(whose, unflat(part, own, self.length(whose)))
@@ -110,7 +111,7 @@ class Parts:
                 if step > 0 and self._goes(ranks.rank, step - 1) and not self._goes(ranks.rank, step):
                     home = self._empty(part, own, ranks.rank, pulls)
                     receives.append((home, (ranks.rank + step) % ranks.size))
-                settle = ranks.start(name, sends, receives)
+                settle = ranks.start(name, sends, receives, part.device)
             part = part if arriving is None else arriving
         settle()
         return [] if home is None else unflat(home, own, self.length(ranks.rank))
@@ -175,7 +176,7 @@ class _Returned(torch.autograd.Function):
             comes = [
                 (torch.empty_like(flat(of[rank])), other) for other in others if parts.length(rank) and parts.reads[other][rank]
             ]
-            ranks.start(parts.name, sends, comes)()
+            ranks.start(parts.name, sends, comes, whole[0].device)()
         wide = torch.promote_types(whole[0].dtype, torch.float32)
         total = sum((x.to(wide) for x, _ in comes), flat(of[rank]).to(wide))
         return tuple(x.to(whole[0].dtype) for x in unflat(total, whole, parts.length(rank)))

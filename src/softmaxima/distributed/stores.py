@@ -49,7 +49,7 @@ class Meeting:
         word, missing, problem = self.word, "", ""
         try:
             if not self.has_left:
-                self._come("")
+                self._come()
             try:
                 said = heard(self.store, [self._answer] if self.rank else self._here, timeout, unless=LEFT)
             except dist.DistNetworkError:
@@ -60,40 +60,42 @@ class Meeting:
             if self.rank and said:
                 word, missing, problem = json.loads(said[0])
             elif self.rank == 0:
-                problem = self._tell_all(missing)
+                missing, problem = self._tell_all(missing)
             delete(self.store, [self._here[self.rank], *([self._answer] if self.rank else [])])
         except dist.DistNetworkError:
             missing = GONE
         return PrefixStore(word, self.store), missing, "" if self.has_left else problem
 
-    def leave(self, problem: str) -> Store | None:
-        """Tells the others why this rank does not wait for them; the store of this group alone, if that is known yet."""
+    def leave(self, problem: str, breaks: bool = False) -> Store | None:
+        """Tells the others why this rank does not wait for them; the store of this group alone, if that is known yet.
+
+        A problem that `breaks` is said as it is, and no messages of the group meet.
+        """
         self.has_left = True
         if self.rank == 0:
-            self.store.set(LEFT, json.dumps([self.word, "", wrong([{"problem": problem}], self.names[:1])]))
+            said = [problem, ""] if breaks else ["", wrong([{"problem": problem}], self.names[:1])]
+            self.store.set(LEFT, json.dumps([self.word, *said]))
             return PrefixStore(self.word, self.store)
-        self._come(problem)
+        self._come(problem, breaks)
         if (said := read(self.store, self._answer)) is None:
             return None
         delete(self.store, [self._here[self.rank], self._answer])
         return PrefixStore(json.loads(said)[0], self.store)
 
-    def _come(self, problem: str) -> None:
+    def _come(self, problem: str = "", breaks: bool = False) -> None:
         if self.rank == 0:
             delete(self.store, [LEFT])
-        self.store.set(self._here[self.rank], json.dumps([self.word, problem]))
+        self.store.set(self._here[self.rank], json.dumps([self.word, problem, breaks]))
 
-    def _tell_all(self, missing: str) -> str:
-        """The first answers all who are here; what those raised that left."""
-        words, said = {}, []
-        for rank, key in enumerate(self._here):
-            words[rank], problem = json.loads(read(self.store, key) or '["", ""]')
-            said.append({"problem": problem} if problem else {})
-        problem = wrong(said, self.names) or ""
-        for word in list(words.values())[1:]:
+    def _tell_all(self, missing: str) -> tuple[str, str]:
+        """The first answers all who are here: with why not all are, or why no messages meet, and what those raised that left."""
+        here = [json.loads(read(self.store, key) or '["", "", false]') for key in self._here]
+        missing = next((problem for _, problem, breaks in here if breaks), missing)
+        problem = wrong([{"problem": problem} if problem else {} for _, problem, _ in here], self.names) or ""
+        for word, _, _ in here[1:]:
             if word:
                 self.store.set(f"met/{word}", json.dumps([self.word, missing, problem]))
-        return problem
+        return missing, problem
 
 
 def is_there(store: Store, *keys: str) -> bool:
