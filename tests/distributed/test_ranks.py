@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -224,6 +224,87 @@ def test_a_rank_that_leaves_a_call_is_named_before_the_timeout(error: type[BaseE
             when in ("working", "in a ring", "meeting in a message")
             and f"rank 1 raised {error.__name__} in an earlier call; make" in again
         ), again
+
+
+def of_two_that_leave(rank: int, error: type[BaseException]) -> list[str]:
+    """What two calls give where rank 0 raises in one before its message, and rank 1 while it waits for that."""
+    group, begun, found = dist.new_group(timeout=timedelta(seconds=30)), time.monotonic(), []
+
+    def leaving(z: Tensor) -> Tensor:
+        if dist.get_rank() == 0:
+            time.sleep(0.6)
+            raise error
+        return z.square()
+
+    d.softmax(X, group=group)
+    if rank == 1:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    for call in (lambda: d.proportional(X, f=leaving, group=group), lambda: d.softmax(X, group=group)):
+        try:
+            call()
+            found.append("right")
+        except BaseException as caught:
+            found.append(f"{type(caught).__name__}: {caught}")
+    return [*found, "in time" if time.monotonic() - begun < 10 else "late"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_message_that_a_rank_gave_up_is_never_taken_for_a_later_one(error: type[BaseException], three: Processes) -> None:
+    for rank, (first, second, when) in enumerate(three.run(of_two_that_leave, error)):
+        assert first.startswith([error.__name__, "KeyboardInterrupt", "RanksError"][rank])
+        assert "no longer meet" in second, second
+        assert when == "in time"
+
+
+def of_a_twice_interrupted_meeting(rank: int, leaves: int, kinds: Sequence[str]) -> list[str]:
+    """What three calls give, of which a rank is interrupted in the first two, before another comes."""
+    group, found = dist.new_group(timeout=timedelta(seconds=30)), []
+    x = DTensor.from_local(X, DeviceMesh.from_group(group, "cpu"), [Shard(1)])
+    calls = {"shared": lambda: d.softmax(X, group=group), "DTensor": lambda: sm.softmax(x)}
+    time.sleep(1.0 if rank == (leaves + 1) % 3 else 0.0)
+    for number, kind in enumerate((*kinds, "shared")):
+        if rank == leaves and number < 2:
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            calls[kind]()
+            found.append("right")
+        except BaseException as caught:
+            found.append(f"{type(caught).__name__}: {caught}")
+    return found
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+@pytest.mark.parametrize("kinds", [("shared", "shared"), ("shared", "DTensor")])
+def test_a_rank_that_is_interrupted_twice_is_not_one_call_behind(leaves: int, kinds: Sequence[str], three: Processes) -> None:
+    found = three.run(of_a_twice_interrupted_meeting, leaves, kinds)
+    for number, every in enumerate(zip(*found, strict=True)):
+        for rank, told in enumerate(every):
+            if rank == leaves and number < 2:
+                assert told.startswith("KeyboardInterrupt")
+            else:
+                assert f"rank {leaves}" in told or told == "right", told
+    assert len({told == "right" for _, _, told in found}) == 1, found
+
+
+class Late:
+    """A collective that ends just after a wait for it has given up."""
+
+    def __init__(self, failure: str = "") -> None:
+        self.waits, self.failure = 0, failure
+
+    def wait(self, *pause: timedelta) -> None:
+        self.waits += 1
+        if self.waits == 1 or self.failure:
+            raise RuntimeError("timed out" if self.waits == 1 else self.failure)
+
+    def is_completed(self) -> bool:
+        return self.waits > 0
+
+
+def test_a_message_that_comes_as_a_wait_ends_has_not_failed() -> None:
+    assert messages.Message(Late(), True).is_there(timedelta(seconds=1))
+    with pytest.raises(RuntimeError, match="connection closed"):
+        messages.Message(Late("connection closed"), True).is_there(timedelta(seconds=1))
 
 
 def of_an_interrupted_call(rank: int) -> list[str]:

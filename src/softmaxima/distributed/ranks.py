@@ -81,6 +81,7 @@ class Ranks:
         self._meeting: Meeting | None = None
         self.step = 0  # agreements so far
         self.sent = 0  # messages since
+        self.agreed = True  # whether no rank raised in the last agreement
         self.raised = False  # whether this rank raised since, while others may have waited for its message
         self.pending = 0  # messages that are on their way
         self.withdrawn = 0  # the agreement that this rank has left, of which it has yet to learn whether the others went on
@@ -159,7 +160,7 @@ class Ranks:
         self._check_unbroken(name)
         if self.is_alone:
             return self._judged([own] * self.size)
-        was_raised, self.step, self.sent, self.raised = self.raised, self.step + 1, 0, False
+        was_raised, self.step, self.sent, self.raised, self.agreed = self.raised, self.step + 1, 0, False, False
         try:
             store = self._meet(name)
             self._learn(name, store)
@@ -175,6 +176,7 @@ class Ranks:
             tell(error)
             raise
         self._check_unbroken(name)
+        self.agreed = "widths" in told
         return told
 
     def _withdraw(self, problem: str) -> None:
@@ -182,7 +184,7 @@ class Ranks:
         if self.store is None and self._met().has_left:  # an earlier one too, of which the first alone knows
             self._break(f"rank {self.names[self.rank]} raised {problem}")
             return
-        self._leave(problem)
+        self._leave(problem, withdraws=True)
         if self.store is None:
             return
         with contextlib.suppress(RuntimeError):  # the store went with its rank
@@ -300,7 +302,7 @@ class Ranks:
             tell(error)
             self._break(f"rank {self.names[self.rank]} raised {named(error)}")
 
-    def _leave(self, problem: str = "", waited: float = 0.0, peers: Sequence[int] = ()) -> None:
+    def _leave(self, problem: str = "", waited: float = 0.0, peers: Sequence[int] = (), withdraws: bool = False) -> None:
         """Says that this rank has left off, raising a problem or having waited some seconds for a message to or from some ranks."""
         key = f"left/{self.step}/{self.rank}"
         with contextlib.suppress(RuntimeError):  # the store went with its rank
@@ -309,7 +311,7 @@ class Ranks:
             if (store := self.store) is None:
                 return
             store.set(key, json.dumps([self.sent, problem, waited, [*peers]]))
-            beside = f"{'raised' if problem else 'failed'}/{self.step}"  # which one word tells of all ranks
+            beside = f"{'withdrew' if withdraws else 'raised' if problem else 'failed'}/{self.step}"  # one word of all ranks
             store.set(beside, str(self.sent))
             self._stale += [key, beside]
 
@@ -404,7 +406,7 @@ class Ranks:
 
     def _is_in_vain(self, store: Store) -> bool:
         """Whether messages no longer meet, a rank has raised before this message, or one has seen it or one before it fail."""
-        if store.check([BROKEN]):
+        if store.check([BROKEN]) or (self.agreed and store.check([f"withdrew/{self.step}"])):
             return True
         ends = (("raised", self.sent - 1), ("failed", self.sent))
         return any((said := read(store, f"{end}/{self.step}")) is not None and int(said) <= last for end, last in ends)
