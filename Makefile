@@ -8,20 +8,14 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention compare-heads compare-estimators bench gallery test test-lab test-all mutations gpu-test sanitize lint format wheel readme confirmation logsumexp temperature robust private policy graph-study clean
+.PHONY: help compare bench docs test test-lab test-all mutations gpu-test sanitize lint format wheel clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
-	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/ and the README; CASES=... others:"
-	@echo "               attention, heads, graph, ranks, dask (softmaxima bench --help), for benchmarks/ and their pages"
-	@echo "make gallery    run the examples of docs/gallery.md, whose truth is known, in a minute"
-	@echo "make robust     train digits in every way and attack them, for docs/robust.md, in 8 minutes"
-	@echo "make private    measure what privacy, secret shares and clients that send little cost, for docs/private.md, in 4 minutes"
-	@echo "make policy     learn tasks at many temperatures, and mixtures of maps on ten tables, for docs/policy.md and docs/mixture.md"
-	@echo "make graph-study  train graph networks with every aggregation, for docs/graph.md, in 9 minutes"
-	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"
-	@echo "make compare-heads  train a network with every last layer and its loss, for docs/heads.md"
-	@echo "make compare-estimators  train a categorical VAE with every estimator of its gradient, for docs/sampling.md"
+	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/ and their pages; CASES=... others:"
+	@echo "               attention, heads, graph, ranks, dask (softmaxima bench --help)"
+	@echo "make docs      write what README.md and docs/ show of studies, maps and benchmarks, from the numbers that were saved;"
+	@echo "               ARGS=--list tells what there is, and ARGS='gallery --run' runs one again"
 	@echo "make test      run the tests of the library, each property on a few examples"
 	@echo "make test-lab  run those of the command line, the comparisons and the benchmarks"
 	@echo "make test-all  run those too that take long, and each property on many examples"
@@ -30,10 +24,6 @@ help:
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
 	@echo "make wheel     build this platform's wheel into dist/ and try it in an empty environment"
-	@echo "make readme    run the comparison again for the README's picture and table"
-	@echo "make confirmation  measure how often other data confirm what the comparison recommends, for docs/compare.md"
-	@echo "make logsumexp measure precision, bounds, estimators and their times again for docs/logsumexp.md"
-	@echo "make temperature draw temperatures, and measure estimators of gradients again, for docs/temperature.md and docs/sampling.md"
 	@echo "make format    let ruff and clang-format format and fix"
 	@echo "What writes to docs/ or the README draws its pictures with Chromium, the system's package chromium."
 
@@ -57,31 +47,10 @@ bench: $(INSTALLED)-test
 	for group in $(CASES); do $(BIN)/softmaxima bench $$group --json benchmarks/$$group-cpu.json || exit 1; done
 	$(if $(filter maps,$(CASES)),$(BIN)/softmaxima bench maps --peers torch --neighbours 1 --json benchmarks/maps-cpu-busy.json)
 	$(if $(filter heads,$(CASES)),$(BIN)/softmaxima bench heads --dtype bfloat16 --json benchmarks/heads-cpu-bfloat16.json)
-	$(BIN)/python docs/update.py bench
+	$(BIN)/softmaxima docs bench
 
-policy: $(INSTALLED)-test
-	$(BIN)/python docs/update.py policies mixture
-
-graph-study: $(INSTALLED)-test
-	$(BIN)/python docs/update.py graph-study
-
-gallery: $(INSTALLED)-test
-	$(BIN)/python docs/update.py gallery
-
-robust: $(INSTALLED)-test
-	$(BIN)/python docs/update.py robustness
-
-private: $(INSTALLED)-test
-	$(BIN)/python docs/update.py private shared federated
-
-compare-attention: $(INSTALLED)-compare
-	$(BIN)/python docs/update.py compare-attention
-
-compare-heads: $(INSTALLED)-test
-	$(BIN)/python docs/update.py compare-heads
-
-compare-estimators: $(INSTALLED)-test
-	$(BIN)/python docs/update.py compare-estimators
+docs: $(INSTALLED)-test
+	$(BIN)/softmaxima docs $(ARGS)
 
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto tests src $(ARGS)
@@ -130,18 +99,6 @@ format: $(INSTALLED)-lint
 
 wheel:
 	release/wheel.sh
-
-readme: $(INSTALLED)-compare
-	$(BIN)/python docs/update.py maps compare
-
-confirmation: $(INSTALLED)-compare
-	$(BIN)/python docs/update.py confirmation
-
-logsumexp: $(INSTALLED)-test
-	$(BIN)/python docs/update.py precision bounds estimators times
-
-temperature: $(INSTALLED)-test
-	$(BIN)/python docs/update.py temperature calibration sampling
 
 clean:
 	rm -rf $(VENV) build dist

@@ -31,7 +31,6 @@ from softmaxima_lab.bench.sums import SUMS
 from softmaxima_lab.commands.bench import finish, show_benchmark
 from softmaxima_lab.pages import bench as pages
 from softmaxima_lab.pages import bench_figures, bench_maps, bench_tables
-from softmaxima_lab.pages import ranks as ranks_page
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -183,23 +182,6 @@ def test_a_wrong_head_is_not_timed(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert code == 1
     assert "2 of 4 results are wrong" in err
     assert "times the tolerance away" in err
-
-
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_pages_say_what_the_files_say(name: str) -> None:
-    """So that no sentence stays when its numbers go."""
-    text = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-    files = {path.stem: read(path) for path in BENCHMARKS.glob("*.json")}
-    of, page = files[f"{name}-cpu"], pages.PAGES[name]
-    if name == "maps":
-        told = [bench_maps.chosen_table(of), bench_maps.chosen_table(of, bench_maps.LOGSUMEXP_ROWS)]
-        told += [bench_tables.made_with(of, page), bench_maps.beside_others(of, files["maps-cpu-busy"])]
-        told += [page.says(files["maps-gpu"])]
-    elif name == "ranks":
-        told = [ranks_page.markdown(of)]
-    else:
-        told = [bench_tables.markdown(*([of, files["heads-cpu-bfloat16"]] if name == "heads" else [of]), page=page)]
-    assert all(each and each in text for each in told)
 
 
 def test_pictures_show_every_time_and_ratio() -> None:

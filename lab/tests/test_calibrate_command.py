@@ -458,7 +458,10 @@ def test_beside_others_it_is_no_worse(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_page_has_the_caption_of_its_table():
-    assert f"*{BESIDE_OTHERS} `make temperature`, " in Path(__file__).parents[2].joinpath("docs/temperature.md").read_text()
+    assert (
+        f"*{BESIDE_OTHERS} `softmaxima docs calibration --run`, "
+        in Path(__file__).parents[2].joinpath("docs/temperature.md").read_text()
+    )
 
 
 def test_it_offers_every_method():

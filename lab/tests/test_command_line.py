@@ -96,7 +96,7 @@ def test_every_option_has_a_help_text(run: Run) -> None:
     ("arguments", "part"),
     [
         (("nonsense",), "there is no command 'nonsense'; choose among: compare, "),
-        (("calibate",), "bench, lse; did you mean 'calibrate'?; see softmaxima --help"),
+        (("calibate",), "bench, lse, docs; did you mean 'calibrate'?; see softmaxima --help"),
         (("compare", "--nonsense"), "--nonsense"),
         (("compare", "--folds", "many"), "--folds"),
         (("compare", "--folds"), "--folds"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -105,7 +104,7 @@ def test_networks_learn_and_choose_their_rate():
     assert set(rates) == {0.03}
 
 
-def test_gains_are_paired_and_say_no_more_than_they_know(tmp_path: Path):
+def test_gains_are_paired_and_say_no_more_than_they_know():
     found = [
         graph_study.Trained("task", name, accuracies)
         for name, accuracies in (
@@ -130,6 +129,3 @@ def test_gains_are_paired_and_say_no_more_than_they_know(tmp_path: Path):
     bars = plot.data[0]
     assert all(mean + above <= 100 + 1e-9 for mean, above in zip(bars.x, bars.error_x.array, strict=True))
     assert plot.layout.xaxis.range[1] > 100
-    path = tmp_path / "study.json"
-    graph_study.write(found, ceilings, {"threads": 1}, path)
-    assert graph_study.read(path) == (found, ceilings)

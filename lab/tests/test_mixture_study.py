@@ -77,8 +77,6 @@ def test_gains_are_paired_by_fold_and_tables_count_as_one(tmp_path: Path):
     assert "= |" in report.markdown(found)
     drawn: Any = report.picture(found).data
     assert len(drawn) == 2 * len(mixtures.WAYS)
-    mixtures.write(found, {"date": "today"}, tmp_path / "found.json")
-    assert mixtures.read(tmp_path / "found.json") == found
 
 
 def noise(seed: int, bias: float = 0.0, folds: int = 5, tables: int = 10) -> list[Chosen]:

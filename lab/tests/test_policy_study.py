@@ -98,8 +98,6 @@ def test_ratios_are_of_restricted_means_on_seeds_that_did_not_choose(tmp_path: P
     assert "middle: 0.29 times as fast (0.29 to 0.30), slower" in policies.verdict(late, "T")
     never = [*found[:4], made("T", "held", "adaptive", 20, [policies.EPISODES] * policies.TESTED_ON)]
     assert "lucky: no seed of any solves it, and nothing can be told" in policies.verdict(never, "T")
-    policies.write(found, {"date": "today"}, tmp_path / "found.json")
-    assert policies.read(tmp_path / "found.json") == found
     assert report.markdown_table(found).count("\n") == 6
     assert f"{policies.EPISODES}.0 ({policies.TESTED_ON} not)" in report.markdown_table(found)
     drawn: Any = report.picture(found)

@@ -55,7 +55,7 @@ def test_the_next_number_is_one_ulp_away(dtype: torch.dtype):
 
 
 def test_the_table_has_a_line_for_each_row_and_a_column_for_each_method(measured: experiment.Precision):
-    head, rule, *lines = markdown_table(measured).splitlines()
+    head, rule, *lines = markdown_table(measured.results).splitlines()
     assert all(method in head for method in experiment.METHODS)
     assert len(lines) == len(measured.results)
     assert {line.count("|") for line in (head, rule, *lines)} == {len(experiment.METHODS) + 4}

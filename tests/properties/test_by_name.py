@@ -67,7 +67,7 @@ def test_a_map_without_a_function_has_the_signature_of_all():
 @pytest.mark.parametrize("room", ROOMS)
 def test_type_checkers_know_what_there_is(room: str):
     written = Path(str(importlib.import_module(f"softmaxima.{room}").__file__)).with_suffix(".pyi").read_text()
-    assert written == types_of_rooms()[room], "run `python docs/update.py types`"
+    assert written == types_of_rooms()[room], "run `softmaxima docs types`"
 
 
 @pytest.mark.exhaustive

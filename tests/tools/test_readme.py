@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from softmaxima.maps import REGISTRY
 from softmaxima_lab.commands import main
 
 ROOT = Path(__file__).parents[2]
@@ -69,36 +67,3 @@ def test_a_page_whose_example_prints_something_else_fails(capsys: pytest.Capture
 def test_links_lead_somewhere(page: Path):
     for path in re.findall(r"\]\(((?!http)[^)#]+)", page.read_text()):
         assert (page.parent / path).exists(), path
-
-
-def test_the_tables_of_maps_are_what_they_state(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    blocks = importlib.import_module("update").maps_blocks()
-    parameters = f"written by make readme -->\n{blocks['parameters']}\n<!-- end of parameters"
-    assert parameters in (ROOT / "docs" / "attention.md").read_text()
-    table = blocks["maps"]
-    assert f"written by make readme -->\n{table}\n<!-- end of maps" in (ROOT / "docs" / "maps.md").read_text()
-    assert all(f"`{name}" in table and map.formula for name, map in REGISTRY.items() if map.function is not None)
-
-
-def test_the_commit_is_asked_for_before_anything_is_written(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    update, asked = importlib.import_module("update"), []
-    update.made_on.cache_clear()
-    monkeypatch.setattr(update, "commit", lambda: asked.append("commit"))
-    monkeypatch.setattr(update, "COMMANDS", {name: lambda: asked.append(update.caption("make")) or {} for name in ("one", "two")})
-    monkeypatch.setattr("sys.argv", ["update.py", "one", "two"])
-    update.main()
-    update.made_on.cache_clear()
-    assert asked[0] == "commit"
-    assert len(asked) == 3
-
-
-def test_what_commands_write_has_one_place():
-    pages = "".join(page.read_text() for page in PAGES)
-    script = (ROOT / "docs" / "update.py").read_text()
-    places = re.findall(r"<!-- (\w+): written by make \w+ -->", pages)
-    assert sorted(places) == sorted(set(places))
-    assert len(places) == len(re.findall(r"<!-- end of \w+ -->", pages))
-    for place in places:
-        assert re.search(rf'"{place}": (f"|table\()', script)

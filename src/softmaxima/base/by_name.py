@@ -83,7 +83,7 @@ def stub(room: ModuleType, imports: Iterable[str], names: Iterable[str]) -> str:
     """The types of a room, its functions by these names among them, as its `__init__.pyi` has them."""
     public = [f"from {getattr(room, name).__module__} import {name} as {name}" for name in room.__all__]
     of = [f"def {name}(\n{_parameters(getattr(room, name))}\n) -> {_result(getattr(room, name))}: ..." for name in names]
-    head = "# Written by `python docs/update.py types`: what type checkers know of the functions that the room makes by name."
+    head = "# Written by `softmaxima docs types`: what type checkers know of the functions that the room makes by name."
     every = "\n".join(f"    {name!r}," for name in room.__all__)
     own = sorted([*imports, *public])
     others = ["from collections.abc import Callable", "from typing import Any, Literal", "", "from torch import Tensor"]

@@ -1,4 +1,4 @@
-# Written by `python docs/update.py types`: what type checkers know of the functions that the room makes by name.
+# Written by `softmaxima docs types`: what type checkers know of the functions that the room makes by name.
 
 from collections.abc import Callable
 from typing import Any, Literal

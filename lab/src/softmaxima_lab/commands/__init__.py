@@ -17,6 +17,7 @@ from softmaxima_lab.commands.bench import bench
 from softmaxima_lab.commands.calibrate import calibrate
 from softmaxima_lab.commands.compare import COMPARISONS
 from softmaxima_lab.commands.compare import app as compare
+from softmaxima_lab.commands.docs import docs
 from softmaxima_lab.commands.lse import lse
 from softmaxima_lab.commands.predict import predict
 from softmaxima_lab.commands.terminal import NOT_WRITTEN, WRONG_RESULT, Output, OutputError, converted, fail, naming, short_warnings
@@ -34,7 +35,7 @@ app = App(
 )
 COMMANDS = {
     "compare": COMPARISONS["table"],
-    **{command.__name__: command for command in (predict, calibrate, bench, lse)},
+    **{command.__name__: command for command in (predict, calibrate, bench, lse, docs)},
 }
 for name, command in COMMANDS.items():
     app.command(compare if name == "compare" else command)

@@ -12,7 +12,7 @@ to softmax and to the baseline, whatever their direction, and of probabilities; 
 the first alone. t has J − 1 degrees of freedom.
 
 No estimate of that variance is without bias (Bengio and Grandvalet, JMLR 5, 2004): how often the rule is wrong is measured, by
-`make confirmation`.
+`softmaxima docs confirmation --run`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from softmaxima_lab.bench.graph import INDEX, PEER
 from softmaxima_lab.bench.record import Benchmark
 from softmaxima_lab.pages.bench import ATTENTION, GRAPH
 from softmaxima_lab.pages.bench_maps import labels, shown_of_maps
-from softmaxima_lab.pages.figures import COLOURS, GREY
+from softmaxima_lab.pages.figures import ABOVE, COLOURS, FONT, GREY, GRID, styled
 
 # Okabe and Ito's colours, from few scores to many.
 OF_SIZES = ("#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#0072B2", "#8c8c8c")
@@ -63,18 +63,10 @@ def of_maps(benchmark: Benchmark) -> go.Figure:
             )
         plot.add_vline(x=1, line={"color": "#444", "width": 1}, row=1, col=column)  # type: ignore[arg-type]
     low, high = min([*drawn, 0.8]) / 1.3, max([*drawn, 10.0]) * 1.3
-    plot.update_xaxes(
-        type="log", range=[math.log10(low), math.log10(high)], **_ticks(low, high), gridcolor="#e6e6e6", showgrid=True
-    )
+    plot.update_xaxes(type="log", range=[math.log10(low), math.log10(high)], **_ticks(low, high), **GRID)
     plot.update_yaxes(range=[len(lines) - 0.3, -0.7], gridcolor="#f0f0f0", showgrid=True, ticks="", showline=False)
-    plot.update_layout(
-        template="simple_white",
-        width=1000,
-        height=ROW_HEIGHT * len(lines) + 110,
-        margin={"l": 10, "r": 20, "t": 64, "b": 46},
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yref": "container", "yanchor": "top"},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12.5},
-    )
+    legend = ABOVE | {"x": 1, "xanchor": "right"}
+    styled(plot, ROW_HEIGHT * len(lines) + 110, 10, 20, 64, 46, legend=legend, font=FONT | {"size": 12.5})
     plot.update_yaxes(automargin=True, row=1, col=1)
     plot.add_annotation(
         text="time of the peer / time of softmaxima; right of the line softmaxima is faster, "
@@ -132,14 +124,7 @@ def of_attention(benchmark: Benchmark) -> go.Figure:
     plot.update_xaxes(type="log", tickvals=ticks, ticktext=[str(tick) for tick in ticks], title="queries and keys", showgrid=True)
     plot.update_yaxes(type="log", showgrid=True, dtick=1, tickformat="d")
     plot.update_yaxes(tickvals=[10, 20, 50, 100, 200, 500], col=3)
-    plot.update_layout(
-        template="simple_white",
-        width=1000,
-        height=380,
-        margin={"l": 50, "r": 10, "t": 40, "b": 90},
-        legend={"orientation": "h", "y": -0.22},
-    )
-    return plot
+    return styled(plot, 380, 50, 10, 40, 90, legend={"orientation": "h", "y": -0.22}, font={})
 
 
 def _times(benchmark: Benchmark, name: str, direction: str) -> dict[int, float]:
@@ -187,8 +172,4 @@ def of_graph(benchmark: Benchmark) -> go.Figure:
                 name=name, marker_color=colour, showlegend=column == 1, row=1, col=column,
             )  # fmt: skip
     plot.update_yaxes(title="ns an edge", row=1, col=1)
-    plot.update_layout(
-        template="simple_white", width=1000, height=420, margin={"l": 60, "r": 20, "t": 40, "b": 60},
-        legend={"x": 0.01, "y": 0.99}, barmode="group",
-    )  # fmt: skip
-    return plot
+    return styled(plot, 420, 60, 20, 40, 60, legend={"x": 0.01, "y": 0.99}, barmode="group", font={})

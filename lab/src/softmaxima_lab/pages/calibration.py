@@ -10,9 +10,10 @@ from operator import attrgetter
 from softmaxima.temperature.calibration import METHODS
 from softmaxima.temperature.reliability import BINS, Reliability
 from softmaxima_lab.calibrate.calibration import CLAIMED, Calibrated, as_text
-from softmaxima_lab.calibrate.calibration_peers import Peer
+from softmaxima_lab.calibrate.calibration_peers import Peer, beside_others
 from softmaxima_lab.compare.measures import Metric
 from softmaxima_lab.pages.columns import Column, page_table
+from softmaxima_lab.pages.documents import Block, Entry
 from softmaxima_lab.pages.figures import COLOURS, Figure, gain_cell, reliability_panels
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.page import choice, document, facts, figure
@@ -146,3 +147,14 @@ def beside_others_table(peers: Sequence[Peer]) -> str:
         time = "" if peer.name == "none" else f"{1e3 * peer.seconds:.1f} ms"
         lines.append([f"{peer.data}, {peer.rows} × {peer.classes}", peer.name, tau, *cells, time])
     return table(["data, rows × classes", "scaled by", "τ", "log loss", "Brier", "ECE, %", "time"], lines, left=(0, 1))
+
+
+ENTRY = Entry(
+    "calibration",
+    "measures temperature scaling beside scikit-learn's",
+    lambda found: [Block("calibration", (beside_others_table(found),), BESIDE_OTHERS)],
+    lambda told: list(beside_others()),
+    "calibration.json",
+    list[Peer],
+    threads=1,
+)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from softmaxima_lab.compare.attention import COMPARISON, KEPT, LOOKED_AT, Finding, Result, Study
-from softmaxima_lab.compare.attention_plan import EVEN
-from softmaxima_lab.compare.attention_tasks import BASELINE
+from softmaxima_lab.compare.attention import COMPARISON, KEPT, LOOKED_AT, Finding, Result, Study, compared, offered
+from softmaxima_lab.compare.attention_plan import EVEN, USUAL
+from softmaxima_lab.compare.attention_tasks import BASELINE, Task, digits_task, text_task
+from softmaxima_lab.compare.settings import Settings
 from softmaxima_lab.pages.columns import Column
-from softmaxima_lab.pages.compare_attention_figures import figures
+from softmaxima_lab.pages.compare_attention_figures import figures, weights_figure
 from softmaxima_lab.pages.comparison import (
     BETTER,
     Report,
     better_column,
+    documented,
     leading_column,
     name_column,
     percent,
@@ -20,6 +22,9 @@ from softmaxima_lab.pages.comparison import (
     training_in_words,
     value_column,
 )
+from softmaxima_lab.pages.documents import Picture
+from softmaxima_lab.pages.figures import in_panels
+from softmaxima_lab.tables.texts import read_text
 from softmaxima_lab.wording import listed
 
 
@@ -113,3 +118,20 @@ REPORT = Report(
     last=last,
     few_steps="where to look is learnt in hundreds of steps",
 )
+
+
+def pictures(finding: Finding) -> list[str | Picture]:
+    """What a head looks at, by map, and how to read it."""
+    shown = weights_figure(finding)
+    if shown is None:
+        return []
+    drawn = in_panels(shown.plot).update_xaxes(visible=False).update_yaxes(visible=False)
+    return [Picture(f"attention-{finding.task.name}.png", drawn, f"{shown.title}, by map"), f"*{shown.reading}*"]
+
+
+def tasks() -> list[Task]:
+    chosen = compared(offered())
+    return [text_task(read_text(None), chosen), digits_task(chosen)]
+
+
+ENTRY = documented(REPORT, "softmaxima compare attention, in 5 minutes", tasks, Settings(*USUAL), "attention.json", pictures)

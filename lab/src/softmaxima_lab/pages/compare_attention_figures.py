@@ -11,7 +11,7 @@ from torch import Tensor
 
 from softmaxima_lab.compare.attention import COMPARISON, Finding, pictured
 from softmaxima_lab.pages.comparison import came_to_numbers, cost_figure, difference_figures, label_of
-from softmaxima_lab.pages.figures import Figure, panel, panels, rows_layout, styles
+from softmaxima_lab.pages.figures import Figure, bar_above, panel, panels, rows_layout, styles
 
 # Blank is 0, and what is not shows on a light page and on a dark one.
 WEIGHTS = [[0, "rgba(0, 114, 178, 0.25)"], [1, "rgba(0, 114, 178, 1)"]]
@@ -45,14 +45,7 @@ def heads_figure(finding: Finding) -> Figure:
             zmin=0,
             zmax=100,
             colorscale=SHARES,
-            colorbar={
-                "title": {"text": "keys that are not 0", "side": "top"},
-                "orientation": "h",
-                "thickness": 10,
-                "y": 1,
-                "yanchor": "bottom",
-                "ticksuffix": " %",
-            },
+            colorbar=bar_above("keys that are not 0"),
             xgap=1,
             ygap=1,
             hovertemplate="%{y}: %{z:.1f} % of keys, %{text} in effect<extra></extra>",

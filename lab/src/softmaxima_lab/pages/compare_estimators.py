@@ -20,23 +20,28 @@ from softmaxima_lab.compare.estimators import (
     mean_of,
     steps_to,
     target,
+    vae_task,
 )
 from softmaxima_lab.compare.estimators_claims import HOLDS, OPEN, Claim, claims
 from softmaxima_lab.compare.estimators_gradients import REFERENCE_SAMPLES
-from softmaxima_lab.compare.estimators_plan import RELAXED, SOFTMAX, UNBIASED
+from softmaxima_lab.compare.estimators_plan import RELAXED, SOFTMAX, UNBIASED, USUAL, planned
+from softmaxima_lab.compare.pixels import digits
+from softmaxima_lab.compare.settings import Settings
 from softmaxima_lab.pages.columns import Column
-from softmaxima_lab.pages.compare_estimators_figures import figures
+from softmaxima_lab.pages.compare_estimators_figures import figures, picture
 from softmaxima_lab.pages.comparison import (
     ALIKE,
     BETTER,
     Report,
     better_column,
+    documented,
     leading_column,
     name_column,
     step_columns,
     training_in_words,
     value_column,
 )
+from softmaxima_lab.pages.documents import Picture
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.page import facts
 from softmaxima_lab.wording import listed
@@ -234,4 +239,18 @@ REPORT = Report(
     note=claims_in_words,
     sections=claims_section,
     besides=lambda finding: [SAID, claims_table(finding)],
+)
+
+
+ENTRY = documented(
+    REPORT,
+    "softmaxima compare estimators, in 10 minutes",
+    lambda: [vae_task(digits(), planned(()))],
+    Settings(*USUAL),
+    "compare-estimators.json",
+    lambda finding: [
+        Picture(
+            "compare-estimators.png", picture(finding), "ELBO against the steps, and the SNR of a step's gradient, by estimator"
+        )
+    ],
 )

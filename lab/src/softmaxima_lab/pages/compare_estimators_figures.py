@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 
 from softmaxima_lab.compare.differences import Difference
 from softmaxima_lab.compare.estimators import SHARE, Finding, Result, mean_of, target
-from softmaxima_lab.pages.comparison import difference_figures, label_of
-from softmaxima_lab.pages.figures import COLOURS, GREY, SYMBOLS, Figure, rows_layout
+from softmaxima_lab.pages.comparison import difference_figures, label_of, marks_of_families
+from softmaxima_lab.pages.figures import COLOURS, GREY, GRID, Figure, rows_layout, styled
 
 FAMILIES = {
     "no draws": COLOURS[3],
@@ -52,12 +52,7 @@ def figures(finding: Finding) -> list[Figure]:
 
 def marks(finding: Finding) -> dict[str, dict[str, str]]:
     """A colour for each family, and a symbol for each result of one."""
-    found, used = {}, Counter[str]()
-    for result in finding.results:
-        colour = FAMILIES[result.candidate.kind] if result.candidate else GREY
-        found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)] if result.candidate else "x"}
-        used[colour] += 1
-    return found
+    return marks_of_families(finding, FAMILIES)
 
 
 def legend_of(finding: Finding) -> dict[str, str]:
@@ -155,11 +150,6 @@ def picture(finding: Finding) -> go.Figure:
     plot.add_hline(target(finding), line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=1)  # type: ignore[arg-type]
     plot.update_xaxes(title="steps", row=1, col=1)
     plot.update_yaxes(title="ELBO of one-hot draws, nats", range=lines.layout.yaxis.range, row=1, col=1)
-    plot.update_xaxes(title="SNR of a step's gradient", rangemode="tozero", showgrid=True, gridcolor="#e6e6e6", row=1, col=2)
+    plot.update_xaxes(title="SNR of a step's gradient", rangemode="tozero", **GRID, row=1, col=2)
     plot.update_yaxes(autorange="reversed", row=1, col=2)
-    plot.update_layout(
-        template="simple_white", width=1000, height=460, margin={"l": 50, "r": 20, "t": 12, "b": 130},
-        legend={"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12},
-    )  # fmt: skip
-    return plot
+    return styled(plot, 460, 50, 20, 12, 130, legend={"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"})

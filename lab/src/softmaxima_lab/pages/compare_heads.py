@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from softmaxima_lab.compare.heads import COMPARISON, PREDICT, PREDICTED, Finding, Result, Study
-from softmaxima_lab.compare.heads_pictures import PIXELS
-from softmaxima_lab.compare.heads_plan import SAMPLES, SCALE
+from softmaxima_lab.compare.heads_pictures import PIXELS, digits_task, mnist_task
+from softmaxima_lab.compare.heads_plan import SAMPLES, SCALE, TASKS, Settings
+from softmaxima_lab.compare.heads_tasks import Task
 from softmaxima_lab.compare.heads_text import BASELINE as WORD_FREQUENCIES
-from softmaxima_lab.compare.heads_text import SHARE
+from softmaxima_lab.compare.heads_text import SHARE, text_task
 from softmaxima_lab.pages.columns import Column
 from softmaxima_lab.pages.compare_heads_figures import figures
 from softmaxima_lab.pages.comparison import (
@@ -16,6 +17,7 @@ from softmaxima_lab.pages.comparison import (
     BETTER,
     Report,
     better_column,
+    documented,
     leading_column,
     name_column,
     percent,
@@ -24,6 +26,7 @@ from softmaxima_lab.pages.comparison import (
     training_in_words,
     value_column,
 )
+from softmaxima_lab.tables.texts import read_text
 
 NUMBERS = "{:.1f}"
 
@@ -228,3 +231,11 @@ REPORT = Report(
     numbers="probabilities",
     reservations=reservations,
 )
+
+
+def tasks() -> list[Task]:
+    text = text_task(read_text(None), Settings(), TASKS["text"])
+    return [text, digits_task(TASKS["digits"]), mnist_task(TASKS["mnist"])]
+
+
+ENTRY = documented(REPORT, "softmaxima compare heads, in 8 minutes", tasks, Settings(), "compare-heads.json")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import html
 import math
-from collections import Counter
 
 import plotly.graph_objects as go
 
 from softmaxima_lab.compare.heads import COMPARISON, Finding
 from softmaxima_lab.compare.heads_pictures import BINS
 from softmaxima_lab.compare.heads_text import SHARE, SHARES
-from softmaxima_lab.pages.comparison import came_to_numbers, cost_figure, difference_figures, label_of
-from softmaxima_lab.pages.figures import COLOURS, GREY, SYMBOLS, Figure, logarithmic, panel, panels, rows_layout
+from softmaxima_lab.pages.comparison import came_to_numbers, cost_figure, difference_figures, label_of, marks_of_families
+from softmaxima_lab.pages.figures import COLOURS, GREY, Figure, logarithmic, panel, panels, rows_layout
 
 FAMILIES = {  # of heads: the colour of each, and what its heads have in common
     "linear": (COLOURS[0], "all scores, the loss of a map"),
@@ -41,16 +40,8 @@ def figures(finding: Finding) -> list[Figure | None]:
 
 
 def marks(finding: Finding) -> dict[str, dict[str, str]]:
-    """A colour and a symbol for each result: a family has a colour, and a symbol tells its heads apart."""
-    found, used = {}, Counter[str]()
-    for result in finding.results:
-        if result.candidate is None:
-            found[result.name] = {"color": GREY, "symbol": "x"}
-            continue
-        colour = FAMILIES[result.candidate.kind][0]
-        found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)]}
-        used[colour] += 1
-    return found
+    """A colour for each family, and a symbol for each result of one."""
+    return marks_of_families(finding, {kind: colour for kind, (colour, _) in FAMILIES.items()})
 
 
 def legend(finding: Finding) -> dict[str, str]:

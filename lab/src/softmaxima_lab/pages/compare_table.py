@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from functools import partial
 from operator import attrgetter
 from statistics import median_low
 
@@ -11,14 +12,16 @@ from softmaxima_lab import wording
 from softmaxima_lab.compare.fold_differences import rows_of
 from softmaxima_lab.compare.measures import BINS, EPS, METRICS, Result
 from softmaxima_lab.compare.recommendation import proving
-from softmaxima_lab.compare.table import BASELINE, BATCH, HIDDEN, Comparison
-from softmaxima_lab.compare.table_saved import as_csv, as_text
+from softmaxima_lab.compare.table import BASELINE, BATCH, HIDDEN, Comparison, Settings, compare
+from softmaxima_lab.compare.table_saved import as_csv, as_json, as_text
 from softmaxima_lab.compare.verdicts import interval, paces
-from softmaxima_lab.pages.columns import Column, page_table
-from softmaxima_lab.pages.compare_table_figures import figures, rarest_first
-from softmaxima_lab.pages.figures import TWICE, cut_note, gain_cell, same_in_words, same_note
+from softmaxima_lab.pages.columns import Column, markdown_table, page_table
+from softmaxima_lab.pages.compare_table_figures import figures, rarest_first, simplex_figure
+from softmaxima_lab.pages.documents import Block, Entry, Picture
+from softmaxima_lab.pages.figures import TWICE, cut_note, gain_cell, in_panels, same_in_words, same_note
 from softmaxima_lab.pages.page import choice, document, facts, figure, sentences
 from softmaxima_lab.tables.suspicions import Doubt
+from softmaxima_lab.tables.tables import read_table
 from softmaxima_lab.wording import listed
 
 COST = METRICS["cost"]
@@ -277,3 +280,27 @@ def recall_table(comparison: Comparison) -> str:
 
 
 FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
+
+
+# The documents ------------------------------------------------------------------------------------------------------------
+
+
+def blocks(comparison: Comparison) -> list[Block | Picture]:
+    """What docs/compare.md says of it; the picture of the maps is the README's."""
+    taken = comparison.recommendation
+    shown = markdown_table("pair", columns(comparison), comparison.results, comparison.taken)
+    words = f"**{taken.headline}.** {taken.reason}"
+    return [
+        Picture("maps.png", in_panels(simplex_figure(comparison).plot), "Where each map places a grid of scores"),
+        Block("compare", (shown, words), twins(comparison)),
+    ]
+
+
+ENTRY = Entry(
+    "compare",
+    "trains as softmaxima compare does without a table",
+    blocks,
+    lambda told: compare(read_table(None, None), Settings()),
+    "compare.json",
+    facts=partial(as_json, folds=False),
+)

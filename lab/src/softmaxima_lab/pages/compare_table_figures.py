@@ -23,6 +23,7 @@ from softmaxima_lab.pages.figures import (
     Figure,
     Point,
     Priced,
+    bar_above,
     colour_of,
     cost_plot,
     gain_plot,
@@ -146,14 +147,7 @@ def class_figure(comparison: Comparison) -> Figure:
             zmin=0,
             zmax=100,
             colorscale=[[0, "#D55E00"], [0.5, "#f0e0c8"], [1, "#0072B2"]],
-            colorbar={
-                "title": {"text": "recall", "side": "top"},
-                "orientation": "h",
-                "thickness": 10,
-                "y": 1,
-                "yanchor": "bottom",
-                "ticksuffix": " %",
-            },
+            colorbar=bar_above("recall"),
             xgap=1 if len(names) <= 15 else 0,  # gaps would hide narrow columns
             ygap=1,
             hovertemplate="%{y}, class %{x}: recall %{z:.1f} %, precision %{customdata:.1f} %<extra></extra>",

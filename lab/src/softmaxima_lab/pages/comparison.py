@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import html
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, Protocol
 
 import plotly.graph_objects as go
 
 from softmaxima_lab import wording
 from softmaxima_lab.compare.differences import LEVEL
-from softmaxima_lab.compare.engine import COST, Comparison, Finding, Question, R, Result, Study, T, Task, Verdict, difference, pace
-from softmaxima_lab.compare.record import as_csv, as_text
+from softmaxima_lab.compare.engine import (
+    COST,
+    Comparison,
+    Finding,
+    Question,
+    R,
+    Result,
+    Study,
+    T,
+    Task,
+    Verdict,
+    compare,
+    difference,
+    pace,
+    total_steps,
+)
+from softmaxima_lab.compare.record import as_csv, as_json, as_text
+from softmaxima_lab.compare.settings import Settings
 from softmaxima_lab.compare.verdicts import Named, interval, paces
 from softmaxima_lab.pages.columns import Column, markdown_table, page_table
+from softmaxima_lab.pages.documents import Block, Entry, Picture
 from softmaxima_lab.pages.figures import (
+    GREY,
     SAME,
+    SYMBOLS,
     TWICE,
     Figure,
     Point,
@@ -281,6 +301,16 @@ def label_of(found: Recommends, result: Named) -> str:
     return f"<b>{name}</b>" if result is found.taken else name
 
 
+def marks_of_families(finding: Finding[T, R], colours: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """A colour and a symbol for each result: a kind of candidates has a colour, and a symbol tells what shares it apart."""
+    found, used = {}, Counter[str]()
+    for result in finding.results:
+        colour = colours[result.candidate.kind] if result.candidate else GREY
+        found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)] if result.candidate else "x"}
+        used[colour] += 1
+    return found
+
+
 def came_to_numbers(finding: Finding[T, R]) -> list[R]:
     """What was trained and did so with every seed."""
     return [result for result in finding.trained if not result.diverged]
@@ -439,3 +469,34 @@ def explanations(report: Report[T, R], study: Study[T, R]) -> str:
 def files(report: Report[T, R]) -> dict[str, Callable[[Study[T, R]], str]]:
     """What is written, by size: a disk may be nearly full."""
     return {"results.json": as_text, "results.csv": as_csv, "report.html": partial(page, report)}
+
+
+# The documents ------------------------------------------------------------------------------------------------------------
+
+
+def documented(
+    report: Report[T, R],
+    about: str,
+    tasks: Callable[[], Sequence[T]],
+    settings: Settings,
+    data: str,
+    pictures: Callable[[Finding[T, R]], Sequence[str | Picture]] = lambda finding: (),
+) -> Entry[Study[T, R]]:
+    """The entry of a comparison, whose pictures, tables and explanations are one block."""
+    comparison, tasks = report.comparison, cache(tasks)
+    name = f"compare-{comparison.name}"
+
+    def blocks(study: Study[T, R]) -> list[Block]:
+        drawn = [part for finding in study.findings for part in pictures(finding)]
+        return [Block(name, (*drawn, markdown(report, study)), note="", after=f" All numbers: [{data}]({data}).")]
+
+    return Entry(
+        name,
+        about,
+        blocks,
+        lambda told: compare(comparison, tasks(), settings, lambda steps: told(steps=steps)),
+        data,
+        facts=partial(as_json, runs=False),
+        steps=lambda: total_steps(comparison, tasks(), settings),
+        threads=1,
+    )

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
-from softmaxima_lab.compare.confirmation import KNOWN, METRICS_OF_PROBABILITIES, NOISE, SETTINGS, STEPS, Share, Trial, of_kind
+from softmaxima_lab.compare.confirmation import (
+    KNOWN,
+    METRICS_OF_PROBABILITIES,
+    NOISE,
+    SETTINGS,
+    STEPS,
+    Share,
+    Trial,
+    confirmation,
+    of_kind,
+    splits,
+)
 from softmaxima_lab.compare.verdicts import STAY
+from softmaxima_lab.pages.documents import Block, Entry
 from softmaxima_lab.pages.markdown import table
 
 HEADINGS = ("halves", "no recommendation", STAY.lower(), "another pair", "not confirmed", "not for certain")
@@ -70,3 +83,21 @@ def verdict(found: Sequence[Trial], metric: str = "accuracy") -> str:
         f"On noise, another pair was recommended and not confirmed in {_share(refuted(on_noise))}, with the interval of Clopper "
         "and Pearson at 95 %."
     )
+
+
+def blocks(found: Sequence[Trial]) -> list[Block]:
+    """What docs/compare.md says of it, for each table and for each metric."""
+    note = f"{CAPTION} {verdict(found)}"
+    return [Block("confirmation", (by_table(found),), note), Block("metrics", (by_metric(found),))]
+
+
+ENTRY = Entry(
+    "confirmation",
+    "measures how often what compare recommends is confirmed by other data, in 20 minutes",
+    blocks,
+    lambda told: list(confirmation(processes=os.cpu_count() or 1, advanced=told)),
+    "confirmation.json",
+    list[Trial],
+    steps=splits,
+    threads=1,
+)

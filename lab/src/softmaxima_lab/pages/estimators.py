@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from softmaxima_lab.pages.documents import Block, Entry, Picture, Told
+from softmaxima_lab.pages.figures import ABOVE, GRID, styled
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.signed_log import axis, signed_log
-from softmaxima_lab.studies.estimators import MAXIMUM_KNOWN, Timing, Work
+from softmaxima_lab.studies.estimators import (
+    MAXIMUM_KNOWN,
+    Timing,
+    Work,
+    indexed_subjects,
+    measure_budgets,
+    measure_times,
+    standard_subjects,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -107,16 +118,12 @@ def picture(works: Sequence[Work]) -> go.Figure:
         line = {"color": "#444", "width": 2, "dash": style}
         plot.add_scatter(x=[None], y=[None], mode="lines", line=line, name=name, row=1, col=1)
     ticks = {"tickvals": [1000, 10_000, 100_000], "ticktext": ["10³", "10⁴", "10⁵"]}
-    plot.update_xaxes(type="log", **ticks, gridcolor="#e6e6e6", showgrid=True)
+    plot.update_xaxes(type="log", **ticks, **GRID)
     plot.update_yaxes(**axis(REACH))
     plot.update_annotations(font={"size": 13})
     plot.update_yaxes(title="maximum unknown", row=1, col=1)
     plot.update_yaxes(title="maximum known", row=2, col=1)
-    plot.update_layout(
-        template="simple_white", width=1000, height=600, margin={"l": 10, "r": 20, "t": 70, "b": 52},
-        legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": 1, "yref": "container", "yanchor": "top"},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12},
-    )  # fmt: skip
+    styled(plot, 600, 10, 20, 70, 52, legend=ABOVE)
     plot.add_annotation(
         text="scores read; up: nats from the exact logsumexp to either end of the interval, logarithmic beyond ±0.01",
         xref="paper", yref="paper", x=0.5, y=0, yshift=-28, yanchor="top", showarrow=False,
@@ -130,3 +137,36 @@ def _runs_of_a_style(works: Sequence[Work]) -> Iterator[tuple[str, list[Work]]]:
     for pair in pairwise(works):
         weaker = max((certificate(work) for work in pair), key=claims.index)
         yield STYLES[weaker], list(pair)
+
+
+def blocks(works: Sequence[Work]) -> list[Block]:
+    """What docs/logsumexp.md says of it."""
+    says = "Both ends of each estimator's interval against the scores read, for five sources"
+    return [Block("estimators", (Picture("estimators.png", picture(works), says), coverage_table(works)), CAPTION)]
+
+
+def timed(told: Told) -> list[Timing]:
+    """Sums and estimates of the same scores, some of them in files."""
+    with tempfile.TemporaryDirectory() as folder:
+        return measure_times(folder)
+
+
+ENTRIES = (
+    Entry(
+        "estimators",
+        "measures intervals of logsumexp against the scores read",
+        blocks,
+        lambda told: measure_budgets({**standard_subjects(), **indexed_subjects()}),
+        "estimators.json",
+        list[Work],
+    ),
+    Entry(
+        "times",
+        "measures what estimates take beside sums, in memory and on disk (400 MB in the folder for temporaries)",
+        lambda found: [Block("times", (times_table(found),), TIMES_CAPTION)],
+        timed,
+        "times.json",
+        list[Timing],
+        threads=1,
+    ),
+)

@@ -37,6 +37,21 @@ GREY = "#8c8c8c"
 PANEL = 170  # pixels that a small plot should at least be wide
 
 
+FONT = {"family": "Helvetica, Arial, sans-serif", "size": 12}
+GRID: dict[str, Any] = {"gridcolor": "#e6e6e6", "showgrid": True}
+ABOVE = {"orientation": "h", "x": 0.5, "xanchor": "center", "y": 1, "yref": "container", "yanchor": "top"}  # a legend
+
+
+def styled(
+    plot: go.Figure, height: int, left: int, right: int, top: int, bottom: int, width: int = 1000, **layout: Any
+) -> go.Figure:
+    """A picture of the documents, with these margins."""
+    margin = {"l": left, "r": right, "t": top, "b": bottom}
+    return plot.update_layout(
+        {"template": "simple_white", "width": width, "height": height, "margin": margin, "font": FONT, **layout}
+    )
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure of the page and how to read it. The page gives it its width, its colours of text and lines, and its fonts."""
@@ -74,6 +89,12 @@ def rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
         "showlegend": False,
         **layout,
     }
+
+
+def bar_above(title: str) -> dict[str, Any]:
+    """What the colours of a heat map of shares stand for, above it."""
+    shown = {"text": title, "side": "top"}
+    return {"title": shown, "orientation": "h", "thickness": 10, "y": 1, "yanchor": "bottom", "ticksuffix": " %"}
 
 
 # Differences to softmax ---------------------------------------------------------------------------------------------------
@@ -374,6 +395,15 @@ def panels(titles: Sequence[str], aspect: float = 1.0, **axes: Any) -> go.Figure
             font={"size": 12},
         )
     return plot
+
+
+COLUMNS = 7  # of panels in a picture
+
+
+def in_panels(plot: go.Figure) -> go.Figure:
+    """Small plots as a picture, which has a width of its own."""
+    rows = -(-plot.layout.meta["panels"] // COLUMNS)
+    return plot.update_layout(template="simple_white", grid={"rows": rows, "columns": COLUMNS}, width=1000, height=160 * rows)
 
 
 def panel(number: int) -> dict[str, str]:

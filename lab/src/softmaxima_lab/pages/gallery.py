@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from softmaxima_lab.pages.documents import Block, Entry, Picture, Told
+from softmaxima_lab.pages.gallery_figures import PICTURES
 from softmaxima_lab.pages.markdown import table
 
 Found = Mapping[str, Any]
@@ -137,3 +142,35 @@ CAPTIONS = {
     "best possible by choices that p makes. In the table, means ± standard errors over seeds; the last two models have also seen "
     "views of which all are kept, beside the log.",
 }
+
+
+def blocks(found: Found) -> list[Block]:
+    """A picture, a table and a caption for each example."""
+
+    def block(name: str, of: Found, caption: str) -> Block:
+        place = f"gallery-{name.replace('_', '-')}"
+        return Block(place, (Picture(f"{place}.png", PICTURES[name](of), caption), TABLES[name](of)), caption)
+
+    return [block(name, found[name], caption) for name, caption in CAPTIONS.items()]
+
+
+def measured(told: Told) -> dict[str, Any]:
+    """What the examples return, without what they print."""
+    found = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for name in PICTURES:
+            told(name)
+            found[name] = runpy.run_path(f"examples/{name}.py")["main"]()
+    return found
+
+
+ENTRY = Entry(
+    "gallery",
+    "runs the examples of docs/gallery.md, whose truth is known, in a minute",
+    blocks,
+    measured,
+    "gallery.json",
+    dict[str, Any],
+    steps=lambda: len(PICTURES),
+    threads=1,
+)

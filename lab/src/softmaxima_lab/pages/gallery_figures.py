@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from softmaxima_lab.pages.figures import COLOURS, GREY, SYMBOLS
+from softmaxima_lab.pages.figures import ABOVE, COLOURS, GREY, GRID, SYMBOLS, styled
 
 Found = Mapping[str, Any]
 BLUE, ORANGE, GREEN, RED = COLOURS[:4]
@@ -20,14 +20,8 @@ DARK = "#333333"
 def _panels(*titles: str, legend: bool = False, **options: Any) -> go.Figure:
     """A row of plots, with room for a legend above."""
     plot = make_subplots(1, len(titles), subplot_titles=titles, horizontal_spacing=0.09, **options)
-    plot.update_xaxes(gridcolor="#e6e6e6", showgrid=True)
-    plot.update_yaxes(gridcolor="#e6e6e6", showgrid=True)
-    return plot.update_layout(
-        template="simple_white", width=1000, height=340 if legend else 300,
-        margin={"l": 60, "r": 20, "t": 70 if legend else 30, "b": 50},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12},
-        legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": 1, "yref": "container", "yanchor": "top"},
-    )  # fmt: skip
+    plot.update_xaxes(**GRID).update_yaxes(**GRID)
+    return styled(plot, 340 if legend else 300, 60, 20, 70 if legend else 30, 50, legend=ABOVE)
 
 
 def maximum_entropy(found: Found) -> go.Figure:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from softmaxima_lab.pages.bench_tables import number
+from softmaxima_lab.pages.documents import Block, Entry, Picture
+from softmaxima_lab.pages.figures import FONT, styled
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.signed_log import axis, signed_log
-from softmaxima_lab.studies.lse_bounds import CLAIMED, SIZES, Placed, Result, Sparsity
+from softmaxima_lab.studies.lse_bounds import CLAIMED, SIZES, Placed, Result, Sparsity, Study, place, run, sparsify
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -91,10 +93,7 @@ def picture(found: Sequence[Placed]) -> go.Figure:
     plot.update_xaxes(**axis(REACH, (10.0, 1.0, 0.1)), tickfont={"size": 11}, tickangle=0)
     plot.update_yaxes(range=[len(bounds) - 0.5, -0.8], ticks="", showline=False)
     plot.update_annotations(selector={"yref": "paper"}, font={"size": 14})
-    plot.update_layout(
-        template="simple_white", width=1000, height=38 * len(bounds) + 110,
-        margin={"l": 10, "r": 24, "t": 50, "b": 50}, font={"family": "Helvetica, Arial, sans-serif", "size": 12.5},
-    )  # fmt: skip
+    styled(plot, 38 * len(bounds) + 110, 10, 24, 50, 50, font=FONT | {"size": 12.5})
     plot.update_yaxes(automargin=True, row=1, col=1)
     plot.add_annotation(
         text="nats from the exact logsumexp to either end of the interval, logarithmic beyond ±0.01",
@@ -107,3 +106,24 @@ def _nats(end: float) -> str:
     if math.isinf(end):
         return "+∞"
     return "0" if abs(end) < 5e-5 else f"{end:+.2g}".replace("-", "−")
+
+
+def blocks(found: Study) -> list[Block]:
+    """What docs/logsumexp.md says of it."""
+    result = Result(found.narrowings)
+    drawn = Picture("bounds.png", picture(found.placed), "Intervals of every bound on four kinds of rows")
+    return [
+        Block("bounds", (drawn,), note=""),
+        Block("narrowing", (narrowing_table(result),), f"{NARROWING_CAPTION} {verdict(result)}"),
+        Block("sparsity", (sparsity_table(found.sparsities),), SPARSITY_CAPTION),
+    ]
+
+
+ENTRY = Entry(
+    "bounds",
+    "measures intervals of logsumexp on several kinds of rows",
+    blocks,
+    lambda told: Study(run().narrowings, place(), sparsify()),
+    "bounds.json",
+    Study,
+)

@@ -9,7 +9,10 @@ from statistics import fmean
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from softmaxima_lab.compare.confirmation import KNOWN
 from softmaxima_lab.compare.differences import Difference
+from softmaxima_lab.pages.documents import Block, Entry, Picture
+from softmaxima_lab.pages.figures import GRID, styled
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.studies.mixtures import (
     BESIDE,
@@ -24,6 +27,7 @@ from softmaxima_lab.studies.mixtures import (
     gain,
     means,
     overall,
+    run,
     verdict,
 )
 
@@ -110,11 +114,26 @@ def picture(found: Sequence[Chosen]) -> go.Figure:
                 marker={"size": 7, "color": colour}, showlegend=column == 1, row=1, col=column,
             )  # fmt: skip
         plot.add_vline(0, line={"color": "#7f7f7f", "width": 1}, row=1, col=column)  # pyright: ignore[reportArgumentType]
-        plot.update_xaxes(title=title, gridcolor="#e6e6e6", showgrid=True, row=1, col=column)
+        plot.update_xaxes(title=title, **GRID, row=1, col=column)
     names = [*tables, "all"]
     plot.update_yaxes(tickvals=list(range(len(names))), ticktext=names, autorange="reversed")
-    plot.update_layout(
-        template="simple_white", width=1100, height=640, margin={"l": 150, "r": 20, "t": 20, "b": 50},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12},
-    )  # fmt: skip
-    return plot
+    return styled(plot, 640, 150, 20, 20, 50, width=1100)
+
+
+def blocks(found: Sequence[Chosen]) -> list[Block]:
+    """What docs/mixture.md says of it."""
+    says = "What each way of choosing gains over softmax on each table, and on all with intervals"
+    return [Block("mixture", (sentence(found), Picture("mixture.png", picture(found), says), markdown(found)), CAPTION)]
+
+
+ENTRY = Entry(
+    "mixture",
+    "trains mixtures of maps on ten tables beside compare's choice",
+    blocks,
+    lambda told: run(advanced=told),
+    "mixture.json",
+    list[Chosen],
+    facts=lambda found: {"folds": FOLDS, "steps": STEPS, "maps": MAPS},
+    steps=lambda: len(KNOWN) * FOLDS,
+    threads=1,
+)

@@ -8,15 +8,20 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from softmaxima_lab.pages.documents import Block, Entry, Picture
+from softmaxima_lab.pages.figures import GRID, styled
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.studies.policies import (
     EPISODES,
     LEVEL,
+    METHODS,
     RATE,
+    TASKS,
     TESTED_ON,
     TUNED_ON,
     WINDOW,
     Trained,
+    learn,
     ranked,
     ratio,
     tested,
@@ -80,11 +85,27 @@ def picture(found: Sequence[Trained]) -> go.Figure:
                     font={"color": COLOURS[each.kind], "size": 11}, row=1, col=column,
                 )  # fmt: skip
     plot.update_xaxes(title="solved at episode", type="log", range=[-0.05, float(np.log10(EPISODES)) + 0.03])
-    plot.update_xaxes(gridcolor="#e6e6e6", showgrid=True, tickvals=[1, 2, 5, 10, 20, 50, 100, EPISODES])
+    plot.update_xaxes(**GRID, tickvals=[1, 2, 5, 10, 20, 50, 100, EPISODES])
     plot.update_yaxes(
         tickvals=list(row.values()), ticktext=list(row), range=[0.4, len(methods) + 0.6], showgrid=True, gridcolor="#f2f2f2"
     )
-    return plot.update_layout(
-        template="simple_white", width=1000, height=620, margin={"l": 170, "r": 60, "t": 40, "b": 50}, showlegend=False,
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12},
-    )  # fmt: skip
+    return styled(plot, 620, 170, 60, 40, 50, showlegend=False)
+
+
+def blocks(found: Sequence[Trained]) -> list[Block]:
+    """What docs/policy.md says of it."""
+    says = "The episode at which each seed has solved a task, by temperature; lines are means"
+    return [Block("policy", (sentence(found), Picture("policy.png", picture(found), says), markdown_table(found)), CAPTION)]
+
+
+ENTRY = Entry(
+    "policies",
+    "learns two tasks of gymnasium at many temperatures",
+    blocks,
+    lambda told: [each for task in TASKS for each in learn(task, advanced=lambda learners: told(steps=learners))],
+    "policy.json",
+    list[Trained],
+    facts=lambda found: {"tuned_on": TUNED_ON, "tested_on": TESTED_ON, "cap": EPISODES, "window": WINDOW, "rate": RATE},
+    steps=lambda: len(TASKS) * len(METHODS) * (TUNED_ON + TESTED_ON),
+    threads=1,
+)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from softmaxima_lab.pages.documents import Block, Entry
 from softmaxima_lab.pages.markdown import table
-from softmaxima_lab.studies.precision import METHODS, Precision
+from softmaxima_lab.studies.precision import METHODS, Result, precision
 
 CAPTION = (
     "Error in units in the last place of the result's dtype, against mpmath with 60 digits; half is the best there is. "
@@ -11,11 +14,11 @@ CAPTION = (
 )
 
 
-def markdown_table(precision: Precision) -> str:
+def markdown_table(results: Sequence[Result]) -> str:
     """A line for each row of the experiment, a column for each method."""
     rows = (
         [result.title, result.dtype, f"{result.exact:.6g}", *(cell(result.ulps[method]) for method in METHODS)]
-        for result in precision.results
+        for result in results
     )
     return table(["scores", "dtype", "LSE", *METHODS], rows, left=(0, 1))
 
@@ -31,3 +34,13 @@ def cell(ulps: float | None) -> str:
     if ulps == float("inf"):
         return "∞"
     return f"{ulps:.2f}" if ulps < 9.95 else f"{ulps:.0f}" if ulps < 1e4 else f"{ulps:.0e}"
+
+
+ENTRY = Entry(
+    "precision",
+    "measures errors of logsumexp in units in the last place",
+    lambda found: [Block("precision", (markdown_table(found),), CAPTION)],
+    lambda told: list(precision().results),
+    "precision.json",
+    list[Result],
+)

@@ -8,6 +8,8 @@ from statistics import fmean
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from softmaxima_lab.pages.documents import Block, Entry, Picture
+from softmaxima_lab.pages.figures import GRID, styled
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.studies import federated_top, private_sums, shared_sums
 
@@ -142,12 +144,8 @@ def federated_picture(found: Sequence[federated_top.Known]) -> go.Figure:
 
 def _panels(*titles: str) -> go.Figure:
     plot = make_subplots(1, len(titles), subplot_titles=titles, horizontal_spacing=0.26)
-    plot.update_xaxes(gridcolor="#e6e6e6", showgrid=True)
-    plot.update_layout(
-        template="simple_white", width=1100, height=400, margin={"l": 60, "r": 150, "t": 40, "b": 50},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12}, legend={"x": 0.38, "y": 0.95}, legend2={"x": 1.01, "y": 0.95},
-    )  # fmt: skip
-    return plot
+    plot.update_xaxes(**GRID)
+    return styled(plot, 400, 60, 150, 40, 50, width=1100, legend={"x": 0.38, "y": 0.95}, legend2={"x": 1.01, "y": 0.95})
 
 
 def _line(plot: go.Figure, column: int, x: Sequence[float], y: Sequence[float], name: str, colour: str) -> None:
@@ -161,3 +159,62 @@ def _line(plot: go.Figure, column: int, x: Sequence[float], y: Sequence[float], 
         row=1,
         col=column,
     )
+
+
+# The documents ------------------------------------------------------------------------------------------------------------
+
+
+def shown_of_noise(found: private_sums.Study) -> list[Block]:
+    """Sums and votes."""
+    says = "Error of a released sum, and accuracy of classes that teachers vote for, against ε"
+    drawn = Picture("private.png", private_picture(found.sums, found.votes), says)
+    said = f"{private_sums.verdict(found.sums, found.votes)}."
+    return [Block("private", (said, drawn, private_tables(found.sums, found.votes)), PRIVATE_CAPTION)]
+
+
+def shown_of_shares(found: Sequence[shared_sums.Evaluation]) -> list[Block]:
+    """Seconds, bytes and rounds."""
+    drawn = Picture(
+        "shared.png", shared_picture(found), "Cost of secret shares against the number of scores, and errors against bits"
+    )
+    return [Block("secure", (f"{shared_sums.verdict(found)}.", drawn, shared_table(found)), SHARED_CAPTION)]
+
+
+def shown_of_clients(found: federated_top.Study) -> list[Block]:
+    """Intervals of merged sums."""
+    says = "Width of the interval, and error of what was sent alone, against k"
+    drawn = Picture("federated.png", federated_picture(found.known), says)
+    said = f"{federated_top.verdict(found.known)}."
+    return [Block("federated", (said, drawn, federated_tables(found.known, found.noises)), FEDERATED_CAPTION)]
+
+
+ENTRIES = (
+    Entry(
+        "private",
+        "measures what noise costs released sums and votes, in a minute",
+        shown_of_noise,
+        lambda told: private_sums.Study(private_sums.sums(told), private_sums.votes(told)),
+        "private.json",
+        private_sums.Study,
+        threads=1,
+    ),
+    Entry(
+        "shared",
+        "measures what secret shares cost, in 2 minutes",
+        shown_of_shares,
+        shared_sums.run,
+        "shared.json",
+        list[shared_sums.Evaluation],
+        steps=lambda: len(shared_sums.CASES),
+    ),
+    Entry(
+        "federated",
+        "measures what clients' largest scores tell, in a minute",
+        shown_of_clients,
+        lambda told: federated_top.Study(federated_top.run(told), federated_top.noises()),
+        "federated.json",
+        federated_top.Study,
+        steps=lambda: len(federated_top.SOURCES),
+        threads=1,
+    ),
+)

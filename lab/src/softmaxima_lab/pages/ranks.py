@@ -15,6 +15,7 @@ from softmaxima_lab.bench.record import Benchmark
 from softmaxima_lab.pages.bench import RANKS, Shared, shared_of
 from softmaxima_lab.pages.bench_tables import markdown as in_words
 from softmaxima_lab.pages.bench_tables import seconds
+from softmaxima_lab.pages.figures import styled
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.studies.network import FABRICS, Network, Scheme, Step, Straggling, by_ring, first_faster, fitted, messages, step
 
@@ -225,8 +226,7 @@ def picture(benchmark: Benchmark) -> go.Figure:
     plot.update_xaxes(type="log", title="ranks", tickvals=[2, 8, 32, 128, 1024])
     plot.update_xaxes(tickvals=measured, row=1, col=1)
     plot.update_yaxes(title="ms", row=1, col=1)
-    plot.update_layout(template="simple_white", width=1200, height=430, margin={"l": 60, "r": 10, "t": 40, "b": 50})
-    return plot
+    return styled(plot, 430, 60, 10, 40, 50, width=1200, font={})
 
 
 def _measured(benchmark: Benchmark) -> list[_Line]:

@@ -10,12 +10,14 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from softmaxima_lab.compare.differences import of_mean
+from softmaxima_lab.pages.documents import Block, Entry, Picture
+from softmaxima_lab.pages.figures import GRID, styled
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.studies.robustness import BATCH, EPOCHS, EPS, RESTARTS, STEPS, TRAINING_STEPS, WIDTH
 from softmaxima_lab.studies.robustness_detectors import ATTACKERS as KNOWING
 from softmaxima_lab.studies.robustness_detectors import FALSE_ALARMS, ROWS, Detection
 from softmaxima_lab.studies.robustness_peers import QUERIES
-from softmaxima_lab.studies.robustness_study import PEER_SEEDS, Study, gains, verdicts
+from softmaxima_lab.studies.robustness_study import PEER_SEEDS, Study, gains, run, steps, verdicts
 
 ASIDE = 1.08  # by which points of one temperature stand aside, so that none is on another
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
@@ -164,13 +166,36 @@ def picture(study: Study) -> go.Figure:
     chance = {"annotation_text": "chance", "annotation_position": "top left", "row": 1, "col": 3}
     plot.add_hline(y=0.5, line={"dash": "4px,3px", "color": "#999999", "width": 1}, **chance)  # type: ignore[arg-type]
     plot.update_yaxes(range=[0.45, 1.02], row=1, col=3)
-    plot.update_xaxes(title="accuracy, %", gridcolor="#e6e6e6", showgrid=True, row=1, col=1)
+    plot.update_xaxes(title="accuracy, %", **GRID, row=1, col=1)
     plot.update_xaxes(title="τ at test time", type="log", dtick=1, row=1, col=2)
     attackers = [attacker.replace(" ", "<br>", 1) for attacker in KNOWING]
     plot.update_xaxes(tickvals=list(range(len(KNOWING))), ticktext=attackers, row=1, col=3)
     plot.update_yaxes(title="accuracy, %", row=1, col=2)
-    plot.update_layout(
-        template="simple_white", width=1200, height=520, margin={"l": 160, "r": 20, "t": 40, "b": 50},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12}, legend={"orientation": "h", "y": -0.16},
-    )  # fmt: skip
-    return plot
+    return styled(plot, 520, 160, 20, 40, 50, width=1200, legend={"orientation": "h", "y": -0.16})
+
+
+def blocks(found: Study) -> list[Block]:
+    """What docs/robust.md says of it."""
+    says = "Accuracy under attack by loss and by temperature at test time, and what detectors see"
+    seeds = f"{found.pictures} pictures, {len(found.trained[0].blind)} seeds."
+    drawn = Picture("robust-study.png", picture(found), says)
+    return [
+        Block("robust-verdicts", (sentences(found),)),
+        Block("robust-study", (drawn, trained_table(found)), f"{CAPTION} {seeds}"),
+        Block("robust-test-time", (at_test_table(found),), f"{AT_TEST_CAPTION} {seeds}"),
+        Block("robust-peers", (peers_table(found),), PEERS_CAPTION),
+        Block("robust-detectors", (detection_table(found),), f"{DETECTION_CAPTION} {seeds}"),
+    ]
+
+
+ENTRY = Entry(
+    "robustness",
+    "trains on digits with every loss and attacks, in 8 minutes",
+    blocks,
+    lambda told: run(starting=told),
+    "robust-study.json",
+    Study,
+    facts=lambda found: {"seeds": len(found.trained[0].blind), "epochs": EPOCHS, "eps": EPS, "verdicts": verdicts(found)},
+    steps=steps,
+    threads=1,
+)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from softmaxima_lab.pages.documents import Block, Entry, Picture
+from softmaxima_lab.pages.figures import ABOVE, GRID, styled
 from softmaxima_lab.pages.markdown import table
-from softmaxima_lab.studies.gradient_estimators import PLAN, TEMPERATURES, Measured
+from softmaxima_lab.studies.gradient_estimators import PLAN, TEMPERATURES, Measured, Study, measure_estimators, measure_temperatures
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -19,7 +21,6 @@ CAPTION = (
     "What REBAR, which has none, shows for a bias is the error of the mean. A temperature that is not told is 1; that of RELAX has "
     "learned with its control."
 )
-PICTURE = "![Bias and variance of each estimator against its temperature](sampling.png)"
 
 
 def markdown_table(rows: Sequence[Measured]) -> str:
@@ -51,11 +52,23 @@ def picture(found: Mapping[str, Sequence[Measured]], rows: Sequence[Measured]) -
         line=line, row=1, col=2,
     )  # fmt: skip
     ticks = {"tickvals": [0.1, 0.2, 0.5, 1, 2, 5], "ticktext": ["0.1", "0.2", "0.5", "1", "2", "5"]}
-    plot.update_xaxes(type="log", title="temperature τ", gridcolor="#e6e6e6", showgrid=True, **ticks)
-    plot.update_yaxes(type="log", gridcolor="#e6e6e6", showgrid=True, dtick=1)
-    plot.update_layout(
-        template="simple_white", width=1000, height=380, margin={"l": 50, "r": 20, "t": 70, "b": 52},
-        legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": 1, "yref": "container", "yanchor": "top"},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12},
-    )  # fmt: skip
-    return plot
+    plot.update_xaxes(type="log", title="temperature τ", **GRID, **ticks)
+    plot.update_yaxes(type="log", **GRID, dtick=1)
+    return styled(plot, 380, 50, 20, 70, 52, legend=ABOVE)
+
+
+def blocks(found: Study) -> list[Block]:
+    """What docs/sampling.md says of it."""
+    says = "Bias and variance of each estimator against its temperature"
+    drawn = Picture("sampling.png", picture(found.at_temperatures, found.results), says)
+    return [Block("sampling", (markdown_table(found.results), drawn), CAPTION)]
+
+
+ENTRY = Entry(
+    "sampling",
+    "measures bias and variance of every estimator of a gradient",
+    blocks,
+    lambda told: Study(measure_estimators(), measure_temperatures()),
+    "sampling.json",
+    Study,
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from softmaxima_lab.pages.figures import GRID
+
 SCALE = 0.01  # c, where the axis turns from linear to logarithmic
 TICKS = (10.0, 1.0, 0.1, 0.01)
 
@@ -25,6 +27,5 @@ def axis(reach: float, ticks: tuple[float, ...] = TICKS) -> dict[str, Any]:
         "range": [signed_log(-reach), signed_log(reach)],
         "tickvals": [signed_log(value) for value in values],
         "ticktext": [f"{value:g}".replace("-", "−") for value in values],
-        "gridcolor": "#e6e6e6",
-        "showgrid": True,
+        **GRID,
     }

@@ -9,6 +9,8 @@ import torch
 
 from softmaxima.maps import REGISTRY
 from softmaxima.temperature import CosineTemperature, ExponentialTemperature, GeometricTemperature, LinearTemperature
+from softmaxima_lab.pages.documents import Block, Entry, Picture
+from softmaxima_lab.pages.figures import ABOVE, GRID, styled
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -23,7 +25,6 @@ SCHEDULES = {
     "LinearTemperature(2, 0.1, 80)": lambda: LinearTemperature(2.0, 0.1, 80),
     "CosineTemperature(2, 0.1, 80)": lambda: CosineTemperature(2.0, 0.1, 80),
 }
-FONT = {"family": "Helvetica, Arial, sans-serif", "size": 12}
 
 
 def curves() -> go.Figure:
@@ -43,13 +44,9 @@ def curves() -> go.Figure:
             line = {"color": "#444", "width": 1.5, "dash": "4px,3px", "simplify": False}
             plot.add_scatter(x=tau, y=(1 - p.sum(-1)).tolist(), mode="lines", name="none", line=line, row=1, col=column)
     ticks = {"tickvals": [0.1, 1, 10], "ticktext": ["0.1", "1", "10"]}
-    plot.update_xaxes(type="log", title="τ", gridcolor="#e6e6e6", showgrid=True, **ticks)
-    plot.update_yaxes(gridcolor="#e6e6e6", showgrid=True, range=[-0.02, 1.02])
-    plot.update_layout(
-        template="simple_white", width=1000, height=330, margin={"l": 40, "r": 20, "t": 70, "b": 50}, font=FONT,
-        legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": 1, "yref": "container", "yanchor": "top"},
-    )  # fmt: skip
-    return plot
+    plot.update_xaxes(type="log", title="τ", **GRID, **ticks)
+    plot.update_yaxes(**GRID, range=[-0.02, 1.02])
+    return styled(plot, 330, 40, 20, 70, 50, legend=ABOVE)
 
 
 def schedules() -> go.Figure:
@@ -63,7 +60,21 @@ def schedules() -> go.Figure:
             x=list(range(STEPS + 1)), y=[schedule.at(step) for step in range(STEPS + 1)], mode="lines", name=name,
             line={"color": colour, "width": 2},
         )  # fmt: skip
-    plot.update_xaxes(title="steps", gridcolor="#e6e6e6", showgrid=True)
-    plot.update_yaxes(title="τ", type="log", gridcolor="#e6e6e6", showgrid=True, tickvals=[0.1, 0.2, 0.5, 1, 2])
-    plot.update_layout(template="simple_white", width=760, height=330, margin={"l": 50, "r": 20, "t": 20, "b": 50}, font=FONT)
-    return plot
+    plot.update_xaxes(title="steps", **GRID)
+    plot.update_yaxes(title="τ", type="log", **GRID, tickvals=[0.1, 0.2, 0.5, 1, 2])
+    return styled(plot, 330, 50, 20, 20, 50, width=760)
+
+
+ENTRY = Entry(
+    "temperature",
+    "draws probabilities and schedules against τ, in seconds",
+    lambda found: [
+        Block(
+            "temperature",
+            (Picture("temperature.png", curves(), "Probabilities of five scores against the temperature, by map"),),
+            note="",
+        ),
+        Block("schedules", (Picture("schedules.png", schedules(), "Temperature against steps, by schedule"),), note=""),
+    ],
+    run=lambda told: None,
+)

@@ -52,6 +52,14 @@ class Noise:
     held: float
 
 
+@dataclass(frozen=True)
+class Study:
+    """All that was found."""
+
+    known: Sequence[Known]
+    noises: Sequence[Noise]
+
+
 def run(starting: Callable[[str], None] = lambda what: None) -> list[Known]:
     """k = 0 stands for the sum of each client, (M, m, r)."""
     found = []

@@ -7,7 +7,7 @@ f is neither linear nor quadratic, and far from 0 on average, as a loss is: REIN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -153,3 +153,11 @@ def measure_temperatures(
             gradients = estimated(problem, evaluate, samples, estimates, seed)
             found.setdefault(name, []).append(measured(name, gradients, problem.gradient()))
     return found
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that was found: each estimator as it is used, and those with a temperature at each."""
+
+    results: Sequence[Measured]
+    at_temperatures: Mapping[str, Sequence[Measured]]

@@ -14,13 +14,11 @@ an axis for the seeds. No number of one seed meets one of another, so that each 
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -28,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.base.writing import finite, write_text
 from softmaxima_lab.compare.differences import Difference, Spread, interval_of, of_mean, spread_of
 from softmaxima_lab.compare.measures import METRICS
 from softmaxima_lab.compare.turns import one_thread
@@ -62,6 +59,14 @@ class Trained:
     aggregation: str
     accuracies: tuple[float, ...]
     rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that was found, and on tasks whose truth is known the accuracies of who knows it."""
+
+    ceilings: Mapping[str, Sequence[float]]
+    results: Sequence[Trained]
 
 
 # Tasks --------------------------------------------------------------------------------------------------------------------------
@@ -401,19 +406,3 @@ def verdict(found: Sequence[Trained], name: str = "LSE") -> list[tuple[str, str,
     tasks = tuple(dict.fromkeys(each.task for each in found))
     pairs = [(task, over) for task in tasks for over in dict.fromkeys((BASELINE, best_of(found, task)))]
     return [(task, over, gain(found, task, name, over, len(USUAL) * len(tasks))) for task, over in pairs]
-
-
-def write(found: Sequence[Trained], ceilings: Mapping[str, Sequence[float]], made_on: Mapping[str, Any], path: Path) -> None:
-    """Write the JSON. The file appears complete or not at all."""
-    facts = {"seeds": len(found[0].accuracies), "steps": {str(rate): count for rate, count in STEPS.items()}}
-    record = {**made_on, **facts, "ceilings": ceilings, "results": [asdict(each) for each in found]}
-    write_text(path, json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read(path: Path) -> tuple[list[Trained], dict[str, list[float]]]:
-    """What is in such a file, and the ceilings."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    found = [
-        Trained(each["task"], each["aggregation"], tuple(each["accuracies"]), tuple(each["rates"])) for each in record["results"]
-    ]
-    return found, record["ceilings"]

@@ -8,7 +8,7 @@ a row is 1 − width / log n; the median over rows counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -177,3 +177,12 @@ def sparsify(seed: int = 0, seconds: float = SECONDS) -> list[Sparsity]:
             width = float(sums.interval.width.mean())
             found.append(Sparsity(kind, x.shape[-1], eps, float(sums.evaluated.mean()), width, speed))
     return found
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that was found."""
+
+    narrowings: tuple[Narrowing, ...]
+    placed: Sequence[Placed]
+    sparsities: Sequence[Sparsity]

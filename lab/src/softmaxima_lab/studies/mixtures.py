@@ -17,10 +17,8 @@ tables, each is one number, and the mean of ten is taken by Student's t. All int
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,6 @@ from sklearn.model_selection import StratifiedKFold, train_test_split
 from torch import Tensor, nn
 
 import softmaxima as sm
-from softmaxima.base.writing import finite, write_text
 from softmaxima.integrations.pairs import Pair, pairs
 from softmaxima_lab.compare.confirmation import KNOWN, settings_of
 from softmaxima_lab.compare.differences import Difference, Spread, interval_of, of_mean, spread_of
@@ -221,18 +218,3 @@ def verdict(found: Sequence[Chosen], way: str, beside: str) -> str:
             else "the same " + unit.split(" of ")[1]
         )
     return f"{way}, beside {beside}: {'; '.join(told)}"
-
-
-def write(found: Sequence[Chosen], made_on: Mapping[str, Any], path: Path) -> None:
-    """Write the JSON. The file appears complete or not at all."""
-    record = {**made_on, "folds": FOLDS, "steps": STEPS, "maps": MAPS, "results": [asdict(each) for each in found]}
-    write_text(path, json.dumps(finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read(path: Path) -> list[Chosen]:
-    """What is in such a file."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    return [
-        Chosen(each["table"], each["way"], each["rows"], tuple(each["choices"]), {m: tuple(v) for m, v in each["reached"].items()})
-        for each in record["results"]
-    ]

@@ -16,11 +16,9 @@ analysis, which is defined whoever is censored. Where more of one kind are, the 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -28,7 +26,6 @@ import torch
 from scipy.stats import bootstrap
 
 import softmaxima as sm
-from softmaxima.base.writing import finite, write_text
 from softmaxima.policy import AdaptiveTemperature
 
 try:
@@ -359,16 +356,3 @@ def verdict(found: Sequence[Trained], task: str) -> str:
         over = " over both" if len(ratios) > 1 else ""
         parts.append(f"{said}: {values} times as fast ({low:.2f} to {high:.2f}{over}), {holds}{twice}{capped}")
     return f"{task}: {'; '.join(parts)}"
-
-
-def write(found: Sequence[Trained], made_on: Mapping[str, Any], path: Path) -> None:
-    """Write the JSON. The file appears complete or not at all."""
-    facts = {"tuned_on": TUNED_ON, "tested_on": TESTED_ON, "cap": EPISODES, "window": WINDOW, "rate": RATE}
-    record = {**made_on, "gymnasium": gymnasium.__version__, **facts, "results": [asdict(each) for each in found]}
-    write_text(path, json.dumps(finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read(path: Path) -> list[Trained]:
-    """What is in such a file."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    return [Trained(**{**each, **{key: tuple(each[key]) for key in ("episodes", "solved")}}) for each in record["results"]]

@@ -44,6 +44,14 @@ class Votes:
     private: dict[str, tuple[float, ...]]
 
 
+@dataclass(frozen=True)
+class Study:
+    """All that was found."""
+
+    sums: Sequence[Sum]
+    votes: Sequence[Votes]
+
+
 def sums(starting: Callable[[str], None] = lambda what: None) -> list[Sum]:
     """Uniform entries, each a record of which another may stand in its place."""
     from softmaxima.privacy import Entries

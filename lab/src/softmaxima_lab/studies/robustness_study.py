@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
 
 import softmaxima as sm
-from softmaxima.base.writing import finite, write_text
 from softmaxima.robust import worst_logsumexp
 from softmaxima.robust.detector import STATISTICS
 from softmaxima_lab.compare.differences import Difference, Spread, interval_of, of_mean
@@ -301,29 +298,3 @@ def _masking(study: Study) -> str:
         f"{100 * blind:.1f} % of pictures at most have no gradient; it misleads {100 * also:.1f} % at most that the others do not. "
         f"Masking of less than what it leaves more, up to {100 * max(apart):.1f} points, is not seen"
     )
-
-
-def write(study: Study, made_on: Mapping[str, Any], path: Path) -> None:
-    """Write the JSON. The file appears complete or not at all."""
-    record = {**made_on, "seeds": len(study.trained[0].blind), "epochs": EPOCHS, "eps": EPS, **asdict(study)}
-    for each in record["trained"]:
-        each["rows"] = " ".join(map(str, each["rows"]))
-    record["verdicts"] = verdicts(study)
-    write_text(path, json.dumps(finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read(path: Path) -> Study:
-    """What is in such a file."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    tuples: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda one: {
-        k: tuple(v) if isinstance(v, list) else v for k, v in one.items()
-    }
-    each = lambda kind, name: [kind(**tuples(one)) for one in record[name]]
-    trained = [
-        Trained(**tuples(t) | {"accuracies": tuples(t["accuracies"]), "rows": tuple(map(int, t["rows"].split()))})
-        for t in record["trained"]
-    ]
-    return Study(
-        trained, each(AtTest, "at_test"), each(Attacker, "attackers"), each(Detection, "detections"),
-        record["milliseconds"], record["pictures"], record["gained"],
-    )  # fmt: skip
