@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from functools import partial
 from operator import attrgetter
@@ -19,7 +18,7 @@ from softmaxima_lab.pages.columns import Column, markdown_table, page_table
 from softmaxima_lab.pages.compare_table_figures import figures, rarest_first, simplex_figure
 from softmaxima_lab.pages.documents import Block, Entry, Picture
 from softmaxima_lab.pages.figures import TWICE, cut_note, gain_cell, in_panels, same_in_words, same_note
-from softmaxima_lab.pages.page import choice, document, facts, figure, sentences
+from softmaxima_lab.pages.page import choice, document, facts, figure, recall, sentences
 from softmaxima_lab.tables.suspicions import Doubt
 from softmaxima_lab.tables.tables import read_table
 from softmaxima_lab.wording import listed
@@ -263,19 +262,13 @@ def recall_table(comparison: Comparison) -> str:
     best = [result for result in comparison.results if result.pair is not None]
     shown = [comparison.softmax, *[result for result in (*taken, *best) if result is not comparison.softmax][:1]]
     titles = [result.name if result in (comparison.softmax, *taken) else f"{result.name} (best of the others)" for result in shown]
-    heading = "".join(f"<th scope='col'>{html.escape(title)}</th>" for title in titles)
-    rows = "".join(
-        f"<tr><th scope='row'>{html.escape(comparison.facts.classes[index][0])}</th>"
-        f"<td>{comparison.softmax.classes[index].rows}</td>"
-        + "".join(f"<td>{100 * result.classes[index].recall:.1f}</td>" for result in shown)
-        + "</tr>"
-        for index in rarest_first(comparison)
-    )
-    return (
-        "<details open><summary>Recall in numbers, %, with the rows that were held out, in all folds together</summary>"
-        "<div class='scroll' role='region' aria-label='Recall of each class' tabindex='0'><table id='recall'>"
-        f"<thead><tr><th scope='col'>class</th><th scope='col'>rows</th>{heading}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div></details>"
+    counts = comparison.softmax.classes
+    return recall(
+        titles,
+        [
+            (comparison.facts.classes[i][0], counts[i].rows, *(f"{100 * result.classes[i].recall:.1f}" for result in shown))
+            for i in rarest_first(comparison)
+        ],
     )
 
 
