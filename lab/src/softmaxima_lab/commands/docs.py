@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
-from rich.progress import Progress, TaskID
 
 from softmaxima.base.numbers import InputError, nearest
 from softmaxima_lab.commands.terminal import fail, progress_bar, say
+
+if TYPE_CHECKING:
+    from softmaxima_lab.pages.documents import Entry
+
+    F = TypeVar("F")
 
 
 def docs(
@@ -43,12 +47,19 @@ def docs(
     now = commit()  # before anything is written, for that makes the commit a dirty one
     for name in names or [name for name, entry in ENTRIES.items() if entry.is_kept]:
         entry = ENTRIES[name]
-        with progress_bar() as progress:
-            bar = progress.add_task(name, total=(run and entry.steps()) or None)
-
-            def told(what: str = "", steps: int = 1, name: str = name, progress: Progress = progress, bar: TaskID = bar) -> None:
-                progress.update(bar, description=what or name, advance=steps)
-
-            found, made = documents.found_anew(entry, now, told) if run else documents.saved(entry)
+        found, made = run_again(entry, now) if run else documents.saved(entry)
         documents.write(entry, found, made)
         say(f"{name}: written")
+
+
+def run_again(entry: Entry[F], commit: str | None) -> tuple[F, dict[str, Any]]:
+    """What a run finds, with how far it is where someone watches."""
+    from softmaxima_lab.pages.documents import found_anew
+
+    with progress_bar() as progress:
+        bar = progress.add_task(entry.name, total=entry.steps() or None)
+
+        def told(what: str = "", steps: int = 1) -> None:
+            progress.update(bar, description=what or entry.name, advance=steps)
+
+        return found_anew(entry, commit, told)

@@ -204,12 +204,13 @@ def documents() -> list[Path]:
 def write(entry: Entry[F], found: F, made: Mapping[str, Any]) -> None:
     """Draw the pictures, and write the documents and files."""
     parts = entry.shown(found)
-    for path, text in texts(entry, parts, made).items():
-        write_text(path, text)
+    shown = texts(entry, parts, made)
     for part in parts:
         for picture in part.parts if isinstance(part, Block) else [part]:
             if isinstance(picture, Picture):
                 draw(picture.plot, DOCS / picture.file)
+    for path, text in shown.items():
+        write_text(path, text)
 
 
 def draw(plot: go.Figure, path: Path) -> None:
