@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from softmaxima.base.writing import write_text
 from softmaxima_lab.pages.markdown import table
-from softmaxima_lab.pages.page import Heading, Row, sorted_table
 
 R = TypeVar("R")
 F = TypeVar("F")
@@ -33,16 +32,6 @@ def spare(columns: Sequence[Column[R]]) -> list[int]:
     """The numbers of those that may be left out, the first to go first."""
     found = [number for number, column in enumerate(columns) if column.spare and not column.orders]
     return sorted(found, key=lambda number: -columns[number].spare)
-
-
-def page_table(id: str, title: str, columns: Sequence[Column[R]], results: Iterable[R], taken: R | None, caption: str) -> str:
-    """The table as a section of a page."""
-    rows = [
-        Row([column.cell(result) for column in columns], [column.value(result) for column in columns], result is taken)
-        for result in results
-    ]
-    headings = [Heading(column.heading, column.best_first, column.orders) for column in columns]
-    return sorted_table(id, title, headings, rows, caption)
 
 
 def markdown_table(name: str, columns: Sequence[Column[R]], results: Sequence[R], taken: R | None) -> str:

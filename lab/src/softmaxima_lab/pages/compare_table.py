@@ -14,11 +14,11 @@ from softmaxima_lab.compare.recommendation import proving
 from softmaxima_lab.compare.table import BASELINE, BATCH, HIDDEN, Comparison, Settings, compare
 from softmaxima_lab.compare.table_saved import as_csv, as_json, as_text
 from softmaxima_lab.compare.verdicts import interval, paces
-from softmaxima_lab.pages.columns import Column, markdown_table, page_table
+from softmaxima_lab.pages.columns import Column, markdown_table
 from softmaxima_lab.pages.compare_table_figures import figures, rarest_first, simplex_figure
 from softmaxima_lab.pages.documents import Block, Entry, Picture
 from softmaxima_lab.pages.figures import TWICE, cut_note, gain_cell, in_panels, same_in_words, same_note
-from softmaxima_lab.pages.page import choice, document, facts, figure, recall, sentences
+from softmaxima_lab.pages.page import choice, document, facts, figure, page_table, recall, sentences
 from softmaxima_lab.tables.suspicions import Doubt
 from softmaxima_lab.tables.tables import read_table
 from softmaxima_lab.wording import listed

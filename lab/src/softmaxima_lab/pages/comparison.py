@@ -33,7 +33,7 @@ from softmaxima_lab.compare.engine import (
 from softmaxima_lab.compare.record import as_csv, as_json, as_text
 from softmaxima_lab.compare.settings import Settings
 from softmaxima_lab.compare.verdicts import Named, interval, paces
-from softmaxima_lab.pages.columns import Column, markdown_table, page_table
+from softmaxima_lab.pages.columns import Column, markdown_table
 from softmaxima_lab.pages.documents import Block, Entry, Picture
 from softmaxima_lab.pages.figures import (
     GREY,
@@ -50,7 +50,7 @@ from softmaxima_lab.pages.figures import (
     reading_of_gains,
     same_note,
 )
-from softmaxima_lab.pages.page import choice, document, facts, figure, sentences
+from softmaxima_lab.pages.page import choice, document, facts, figure, page_table, sentences
 from softmaxima_lab.wording import listed, rows
 
 Marks = Mapping[str, Mapping[str, str]]  # a colour and a symbol for each result

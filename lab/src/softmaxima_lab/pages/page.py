@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup, escape
@@ -15,6 +14,11 @@ from plotly.offline import get_plotlyjs
 
 from softmaxima.base.writing import finite, visible, visible_lines
 from softmaxima_lab.pages.figures import Figure
+
+if TYPE_CHECKING:
+    from softmaxima_lab.pages.columns import Column
+
+R = TypeVar("R")
 
 
 def whole(text: str) -> Markup:
@@ -55,27 +59,9 @@ def facts(title: str, words: Mapping[str, str], notes: Iterable[str] = ()) -> st
     return SECTIONS.facts(title, words, notes)
 
 
-@dataclass(frozen=True)
-class Heading:
-    """Of a column: in which order the best come first, and whether the rows are so sorted at first."""
-
-    words: str
-    best_first: str = "descending"
-    is_sorted: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of the table: its cells, and what each column sorts by."""
-
-    cells: Sequence[str]
-    values: Sequence[float | str]
-    taken: bool = False  # it is the one that is recommended
-
-
-def sorted_table(id: str, title: str, headings: Sequence[Heading], rows: Iterable[Row], caption: str) -> str:
-    """A table whose headings sort it."""
-    return SECTIONS.sorted_table(id, title, headings, rows, caption)
+def page_table(id: str, title: str, columns: Sequence[Column[R]], results: Sequence[R], taken: R | None, caption: str) -> str:
+    """A table whose headings sort it, a row a result; `taken` is the one that is recommended."""
+    return SECTIONS.page_table(id, title, columns, results, taken, caption)
 
 
 def sentences(title: str, said: Mapping[str, str], besides: str = "", above: str = "") -> str:
