@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,15 @@ def test_a_run_saves_what_it_found_and_a_later_call_shows_it(tmp_path: Path, mon
 def test_what_is_wrong_is_told(arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*arguments)
     assert told in capsys.readouterr().err
+
+
+def test_what_studies_need_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    for name in ("studies.policies", "pages.policies", "pages.registry"):
+        monkeypatch.delitem(sys.modules, f"softmaxima_lab.{name}")
+        monkeypatch.delattr(f"softmaxima_lab.{name}")
+    assert call("--list") == 1
+    assert "need gymnasium, which is not installed: pip install 'softmaxima-lab[studies]'" in capsys.readouterr().err
 
 
 def test_it_writes_in_a_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

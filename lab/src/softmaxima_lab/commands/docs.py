@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 
 from softmaxima.base.numbers import InputError, nearest
-from softmaxima_lab.commands.terminal import fail, progress_bar, say
+from softmaxima_lab.commands.terminal import WRONG_RESULT, fail, progress_bar, say
 
 if TYPE_CHECKING:
     from softmaxima_lab.pages.documents import Entry
@@ -31,8 +31,11 @@ def docs(
     """
     from softmaxima_lab.bench.machine import commit
     from softmaxima_lab.pages import documents
-    from softmaxima_lab.pages.registry import ENTRIES
 
+    try:
+        from softmaxima_lab.pages.registry import ENTRIES
+    except ImportError as error:
+        fail(f"studies need {error.name}, which is not installed: pip install 'softmaxima-lab[studies]'", WRONG_RESULT)
     for name in names:
         if name not in ENTRIES:
             raise InputError(f"docs: there is nothing called {name!r}; choose among: {', '.join(ENTRIES)}{nearest(name, ENTRIES)}")
