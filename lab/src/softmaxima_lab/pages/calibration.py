@@ -14,9 +14,10 @@ from softmaxima_lab.calibrate.calibration_peers import Peer, beside_others
 from softmaxima_lab.compare.measures import Metric
 from softmaxima_lab.pages.columns import Column
 from softmaxima_lab.pages.documents import Block, Entry
-from softmaxima_lab.pages.figures import COLOURS, Figure, gain_cell, reliability_panels
+from softmaxima_lab.pages.figures import COLOURS, Figure, gain_cell
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.page import choice, document, facts, figure, page_table
+from softmaxima_lab.pages.reliability import reliability_panels
 
 SIDES = "#D55E00", COLOURS[0]  # before and after
 

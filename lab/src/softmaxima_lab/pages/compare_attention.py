@@ -8,20 +8,10 @@ from softmaxima_lab.compare.attention import COMPARISON, KEPT, LOOKED_AT, Findin
 from softmaxima_lab.compare.attention_plan import EVEN, USUAL
 from softmaxima_lab.compare.attention_tasks import BASELINE, Task, digits_task, text_task
 from softmaxima_lab.compare.settings import Settings
+from softmaxima_lab.pages import comparison_columns as shared
 from softmaxima_lab.pages.columns import Column
 from softmaxima_lab.pages.compare_attention_figures import figures, weights_figure
-from softmaxima_lab.pages.comparison import (
-    BETTER,
-    Report,
-    better_column,
-    documented,
-    leading_column,
-    name_column,
-    percent,
-    step_columns,
-    training_in_words,
-    value_column,
-)
+from softmaxima_lab.pages.comparison import Report, documented, training_in_words
 from softmaxima_lab.pages.documents import Picture
 from softmaxima_lab.pages.figures import in_panels
 from softmaxima_lab.tables.texts import read_text
@@ -32,26 +22,26 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
     """Of the table of a task."""
     (question,) = finding.task.questions
     metric, causal = question.metric, finding.task.causal
-    nats = value_column("log loss", "log loss", "{:.3f}", lambda result: result.mean("log loss"), 6, "In nats a picture.")
+    nats = shared.value_column("log loss", "log loss", "{:.3f}", lambda result: result.mean("log loss"), 6, "In nats a picture.")
     return (
-        name_column("map"),
-        leading_column(
+        shared.name_column("map"),
+        shared.leading_column(
             finding,
             f"{'loss' if causal else metric.words}, {metric.unit if causal else '%'}",
             "bits" if causal else "acc. %",
             f"{{:.{metric.decimals}f}}",
         ),
-        better_column(finding, question, metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
+        shared.better_column(finding, question, metric.with_unit("better than softmax by"), "vs softmax", 0, shared.BETTER),
         *([] if causal else [nats]),
-        value_column(
+        shared.value_column(
             "keys not 0, %",
             "keys %",
             "{:.1f}",
-            percent("share"),
+            shared.percent("share"),
             3,
             f"The share of the keys that a query may see with p > 0, on {LOOKED_AT} held-out rows, over all heads.",
         ),
-        value_column(
+        shared.value_column(
             "keys in effect",
             "eff. keys",
             "{:.1f}",
@@ -59,8 +49,8 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
             4,
             "The mean of exp(H), H = −Σ p log p of p/Σp: as many equal keys as would be spread as widely.",
         ),
-        *step_columns(finding, "maps", "{:.1f}", 2),
-        value_column(
+        *shared.step_columns(finding, "maps", "{:.1f}", 2),
+        shared.value_column(
             "kept for backward, MiB",
             "MiB",
             "{:.2f}",

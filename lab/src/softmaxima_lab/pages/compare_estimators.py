@@ -27,20 +27,10 @@ from softmaxima_lab.compare.estimators_gradients import REFERENCE_SAMPLES
 from softmaxima_lab.compare.estimators_plan import RELAXED, SOFTMAX, UNBIASED, USUAL, planned
 from softmaxima_lab.compare.pixels import digits
 from softmaxima_lab.compare.settings import Settings
+from softmaxima_lab.pages import comparison_columns as shared
 from softmaxima_lab.pages.columns import Column
 from softmaxima_lab.pages.compare_estimators_figures import figures, picture
-from softmaxima_lab.pages.comparison import (
-    ALIKE,
-    BETTER,
-    Report,
-    better_column,
-    documented,
-    leading_column,
-    name_column,
-    step_columns,
-    training_in_words,
-    value_column,
-)
+from softmaxima_lab.pages.comparison import Report, documented, training_in_words
 from softmaxima_lab.pages.documents import Picture
 from softmaxima_lab.pages.markdown import table
 from softmaxima_lab.pages.page import facts
@@ -67,16 +57,16 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
         return reaching(steps_to(result, level), at_least_steps_to(result, level), family) if result.candidate else ""
 
     return (
-        name_column("estimator"),
-        leading_column(
+        shared.name_column("estimator"),
+        shared.leading_column(
             finding,
             "ELBO, nats",
             "ELBO",
             "{:.2f}",
             f"A lower bound of log p of a held-out picture, by {SAMPLES} one-hot draws from its encoder, whatever was maximised.",
         ),
-        better_column(finding, elbo, elbo.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
-        value_column(
+        shared.better_column(finding, elbo, elbo.metric.with_unit("better than softmax by"), "vs softmax", 0, shared.BETTER),
+        shared.value_column(
             f"bound of {SAMPLES} draws, nats",
             "bound",
             "{:.2f}",
@@ -85,8 +75,8 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
             "A tighter lower bound of the same, log (1/S) Σ p(x, D)/q(D): less of it is the encoder's fault.",
             "descending",
         ),
-        better_column(finding, bound, bound.metric.with_unit("bound better than softmax by"), "bound vs", 9, ALIKE),
-        value_column(
+        shared.better_column(finding, bound, bound.metric.with_unit("bound better than softmax by"), "bound vs", 9, shared.ALIKE),
+        shared.value_column(
             "its own objective, nats",
             "own",
             "{:.2f}",
@@ -124,7 +114,7 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
             f"way from pixel frequencies to the best that is reached, that is {level:.2f} nats. {EACH} In brackets, how many seeds "
             "get there, where not all do: the others count with all steps, so that the mean is larger.",
         ),
-        *step_columns(finding, "estimators", "{:.1f}", 2),
+        *shared.step_columns(finding, "estimators", "{:.1f}", 2),
     )
 
 

@@ -10,22 +10,10 @@ from softmaxima_lab.compare.heads_plan import SAMPLES, SCALE, TASKS, Settings
 from softmaxima_lab.compare.heads_tasks import Task
 from softmaxima_lab.compare.heads_text import BASELINE as WORD_FREQUENCIES
 from softmaxima_lab.compare.heads_text import SHARE, text_task
+from softmaxima_lab.pages import comparison_columns as shared
 from softmaxima_lab.pages.columns import Column
 from softmaxima_lab.pages.compare_heads_figures import figures
-from softmaxima_lab.pages.comparison import (
-    ALIKE,
-    BETTER,
-    Report,
-    better_column,
-    documented,
-    leading_column,
-    name_column,
-    percent,
-    spoken,
-    step_columns,
-    training_in_words,
-    value_column,
-)
+from softmaxima_lab.pages.comparison import Report, documented, spoken, training_in_words
 from softmaxima_lab.tables.texts import read_text
 
 NUMBERS = "{:.1f}"
@@ -39,8 +27,8 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
 def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
     smoothed, score, named = finding.task.questions
     return (
-        name_column("head"),
-        leading_column(
+        shared.name_column("head"),
+        shared.leading_column(
             finding,
             "ε-perplexity",
             "ε-ppl",
@@ -49,19 +37,19 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "probability is shared out evenly, so that p = 0 costs much and not everything. A perplexity is as many equally "
             "probable words as would be as hard to guess.",
         ),
-        better_column(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax, %", 0, BETTER),
-        value_column(
+        shared.better_column(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax, %", 0, shared.BETTER),
+        shared.value_column(
             "perplexity", "ppl", NUMBERS, lambda result: result.exact_perplexity, 3, "Without ε: ∞ where a word came whose p was 0."
         ),
-        value_column(
+        shared.value_column(
             "words with p = 0, %",
             "p=0 %",
             NUMBERS,
-            percent("zeros"),
+            shared.percent("zeros"),
             1,
             "How many of the words that came had p = 0.",
         ),
-        value_column(
+        shared.value_column(
             "words with p > 0",
             "p>0",
             "{:.0f}",
@@ -69,7 +57,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             12,
             "How many words of all had p > 0, on average.",
         ),
-        value_column(
+        shared.value_column(
             "sparsemax score",
             "score",
             "{:.3f}",
@@ -78,30 +66,32 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "The mean of p_t + (1 − Σp²)/2 for the word t that came: from 0 to 1, more is better, and fair to p = 0 without an ε.",
             "descending",
         ),
-        better_column(finding, score, "score better than softmax's by", "score vs", 9, ALIKE),
-        value_column("top-1, %", "top-1 %", NUMBERS, percent("top1"), 4, "How often the most probable word came.", "descending"),
-        better_column(finding, named, named.metric.with_unit("top-1 better than softmax's by"), "top-1 vs", 9, ALIKE),
-        value_column(
+        shared.better_column(finding, score, "score better than softmax's by", "score vs", 9, shared.ALIKE),
+        shared.value_column(
+            "top-1, %", "top-1 %", NUMBERS, shared.percent("top1"), 4, "How often the most probable word came.", "descending"
+        ),
+        shared.better_column(finding, named, named.metric.with_unit("top-1 better than softmax's by"), "top-1 vs", 9, shared.ALIKE),
+        shared.value_column(
             "top-5, %",
             "top-5 %",
             NUMBERS,
-            percent("top5"),
+            shared.percent("top5"),
             6,
             "How often one of the five most probable came, with p > 0.",
             "descending",
         ),
-        value_column(
+        shared.value_column(
             "calibration error, %",
             "ECE %",
             NUMBERS,
-            percent("calibration"),
+            shared.percent("calibration"),
             5,
             "How far the probability of the most probable word is from how often it came.",
         ),
         *_times(finding, NUMBERS, 0),
-        value_column("of which loss and gradient, ms", "grad. ms", NUMBERS, _milliseconds("gradient"), 11),
-        value_column("of which update, ms", "upd. ms", NUMBERS, _milliseconds("update"), 10),
-        value_column(
+        shared.value_column("of which loss and gradient, ms", "grad. ms", NUMBERS, _milliseconds("gradient"), 11),
+        shared.value_column("of which update, ms", "upd. ms", NUMBERS, _milliseconds("update"), 10),
+        shared.value_column(
             "peak memory of a step, MiB",
             "MiB",
             NUMBERS,
@@ -115,8 +105,8 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
 def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
     unseen, learnt = finding.task.questions
     return (
-        name_column("head"),
-        leading_column(
+        shared.name_column("head"),
+        shared.leading_column(
             finding,
             "recall@1 of digits left out, %",
             "recall %",
@@ -124,22 +114,24 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
             "The share of pictures of digits that training has not seen whose nearest one among these, by the cosine of features, "
             "shows the same digit.",
         ),
-        better_column(finding, unseen, unseen.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
-        value_column(
+        shared.better_column(finding, unseen, unseen.metric.with_unit("better than softmax by"), "vs softmax", 0, shared.BETTER),
+        shared.value_column(
             "accuracy of digits learnt, %",
             "acc. %",
             "{:.2f}",
-            percent("accuracy"),
+            shared.percent("accuracy"),
             0,
             "The share of held-out pictures that are named right.",
             "descending",
         ),
-        better_column(finding, learnt, learnt.metric.with_unit("accuracy better than softmax by"), "acc. vs", 5, ALIKE),
-        value_column(
+        shared.better_column(
+            finding, learnt, learnt.metric.with_unit("accuracy better than softmax by"), "acc. vs", 5, shared.ALIKE
+        ),
+        shared.value_column(
             "pairs in order, %",
             "pairs %",
             NUMBERS,
-            percent("pairs"),
+            shared.percent("pairs"),
             4,
             "Of digits left out, how often a picture of the same digit is nearer than one of another.",
             "descending",
@@ -150,8 +142,8 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
 
 def _times(finding: Finding, shown: str, spare: int) -> tuple[Column[Result], ...]:
     return (
-        *step_columns(finding, "heads", shown, spare),
-        value_column(
+        *shared.step_columns(finding, "heads", shown, spare),
+        shared.value_column(
             f"{PREDICTED} predictions, ms",
             "pred. ms",
             "{:.2f}",

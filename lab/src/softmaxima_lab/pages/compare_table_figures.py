@@ -30,10 +30,10 @@ from softmaxima_lab.pages.figures import (
     panel,
     panels,
     reading_of_gains,
-    reliability_panels,
     rows_layout,
     styles,
 )
+from softmaxima_lab.pages.reliability import reliability_panels
 
 
 def figures(comparison: Comparison) -> tuple[Figure, ...]:
