@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima_lab.bench import clock, definitions, graph, rows

@@ -27,7 +27,7 @@ from softmaxima.base.rows import without_mask
 from softmaxima.base.tracing import is_concrete
 from softmaxima.engine.contract import REGISTRY as MAPS
 from softmaxima.engine.contract import AnyMap, find_map
-from softmaxima.losses._classification import check_labels, check_shared, check_target
+from softmaxima.losses.arguments import check_labels, check_shared, check_target
 from softmaxima.losses.eps_cross_entropy import log_share
 from softmaxima.maps import MapModule
 from softmaxima.maps.softmax import softmax

@@ -22,7 +22,10 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import DTYPES, TOLERANCE, Case, LossCase, cases, normal, some
-from softmaxima.kernels import devices, interface, native
+from softmaxima.kernels import devices, interface, kernel, layout, native, structures
+from softmaxima.kernels.kernel import Functions, Kernel
+from softmaxima.kernels.layout import address_of
+from softmaxima.kernels.structures import BACKWARD, FORWARD, GAPS, INTERFACE, KEPT, LOSS, NO_MARGIN, STATE, WEIGHTED
 from softmaxima.lse._weighted import weighted_sum
 from softmaxima.maps import REGISTRY
 
@@ -49,7 +52,8 @@ class _Unwritten:
 
 @pytest.fixture
 def unwritten_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "torch", _Unwritten())
+    for module in (native, layout):
+        monkeypatch.setattr(module, "torch", _Unwritten())
 
 
 def by_torch(function: Callable[..., Any], *args: Any) -> Any:
@@ -377,10 +381,10 @@ class Draw:
     def fields(self, threads: int, theta: Sequence[float] = (), each: Tensor | None = None) -> tuple[Any, ...]:
         """With θ for all rows, or one of each row [rows, …]."""
         outer, n, inner = self.shape
-        address = native._address
+        address = address_of
         self.theta = self.memory.input(torch.tensor(theta, dtype=torch.float64)) if each is None else each
         return (
-            native.DTYPES[self.dtype], outer, n, inner, threads, self.x.data_ptr(), self.stride if inner == 1 else 0,
+            layout.DTYPES[self.dtype], outer, n, inner, threads, self.x.data_ptr(), self.stride if inner == 1 else 0,
             self.tau_number, address(self.taus),
             self.theta.data_ptr(), 0 if each is None else each.shape[1], address(self.mask), address(self.blocks),
         )  # fmt: skip
@@ -414,7 +418,7 @@ def theta_of(name: str, params: dict[str, Any]) -> Sequence[float]:
     return REGISTRY[name].kernel.theta(*params.values())  # type: ignore[union-attr]
 
 
-def functions_of(name: str) -> native.Functions:
+def functions_of(name: str) -> Functions:
     return REGISTRY[name].kernel.functions  # type: ignore[union-attr]
 
 
@@ -454,7 +458,7 @@ def test_forward_kernel_on_random_calls(name: str):
         draw = Draw(seed)
         params = draw.choose(*examples(name))
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, params=params, out=out: interface.FORWARD(
+        pack = lambda threads, draw=draw, params=params, out=out: FORWARD(
             *draw.fields(threads, theta_of(name, params)), out.data_ptr(), 0
         )
         (result,) = run_on_threads(functions_of(name).forward, pack, draw, [out])
@@ -481,9 +485,7 @@ def test_parameters_of_each_row_on_random_calls(name: str):
             continue
         theta = draw.memory.input(torch.tensor([list(theta_of(name, params)) for params in chosen], dtype=torch.float64))
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, theta=theta, out=out: interface.FORWARD(
-            *draw.fields(threads, each=theta), out.data_ptr(), 0
-        )
+        pack = lambda threads, draw=draw, theta=theta, out=out: FORWARD(*draw.fields(threads, each=theta), out.data_ptr(), 0)
         (result,) = run_on_threads(functions_of(name).forward, pack, draw, [out])
         p = draw.as_rows(result)
         for row in draw.finite.nonzero().flatten().tolist()[:7]:
@@ -498,7 +500,7 @@ def of_sums(name: str, draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Te
         draw.memory.output(outer, 1, inner, dtype=draw.dtype),
         draw.memory.output(2, outer, 1, inner, dtype=torch.float64),
     )
-    pack = lambda threads: interface.FORWARD(*draw.fields(threads), out.data_ptr(), states.data_ptr())
+    pack = lambda threads: FORWARD(*draw.fields(threads), out.data_ptr(), states.data_ptr())
     return out, *run_on_threads(interface.find_function(name), pack, draw, [out, states])
 
 
@@ -510,9 +512,7 @@ def test_logsumexp_kernels_on_random_calls():
         out, result, wide = of_sums("logsumexp", draw)
         together = draw.sum_of(wide)
         torch.testing.assert_close(result, together.to(draw.dtype), rtol=2 * torch.finfo(draw.dtype).eps, atol=0, equal_nan=True)
-        interface.run(
-            interface.find_function("logsumexp"), interface.FORWARD(*draw.fields(1), out.data_ptr(), 0)
-        )  # without the states
+        interface.run(interface.find_function("logsumexp"), FORWARD(*draw.fields(1), out.data_ptr(), 0))  # without the states
         torch.testing.assert_close(out, result, rtol=0, atol=0, equal_nan=True)
         value = draw.as_rows(together)[:, 0]
         expected = torch.logsumexp(draw.z, -1)
@@ -522,7 +522,7 @@ def test_logsumexp_kernels_on_random_calls():
 
         g = torch.randn(outer, 1, inner, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: interface.BACKWARD(
+        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: BACKWARD(
             *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr(), 0
         )
         (result,) = run_on_threads(interface.find_function("logsumexp_backward"), pack, draw, [gradient])
@@ -543,7 +543,7 @@ def test_rest_kernel_on_random_calls():
         draw = Draw(seed)
         outer, _, inner = draw.shape
         states = draw.memory.output(2, outer, 1, inner, dtype=torch.float64)
-        pack = lambda threads, draw=draw, states=states: interface.FORWARD(*draw.fields(threads), 0, states.data_ptr())
+        pack = lambda threads, draw=draw, states=states: FORWARD(*draw.fields(threads), 0, states.data_ptr())
         (found,) = run_on_threads(interface.find_function("logsumexp_rest"), pack, draw, [states])
         top, rest = (draw.as_rows(state)[:, 0] for state in found)
         expected = draw.raw.double().amax(-1)
@@ -610,9 +610,7 @@ def test_state_kernel_on_random_calls():
         draw = Draw(seed)
         outer, _, inner = draw.shape
         outputs = [draw.memory.output(outer, 1, inner, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.int64)]
-        pack = lambda threads, draw=draw, outputs=outputs: interface.STATE(
-            *draw.fields(threads), *(output.data_ptr() for output in outputs)
-        )
+        pack = lambda threads, draw=draw, outputs=outputs: STATE(*draw.fields(threads), *(output.data_ptr() for output in outputs))
         rest, maximum, count = (
             draw.as_rows(result)[:, 0] for result in run_on_threads(interface.find_function("logsumexp_state"), pack, draw, outputs)
         )
@@ -631,9 +629,7 @@ def test_cumulative_kernels_on_random_calls():
     for seed in some(range(100)):
         draw = Draw(seed)
         out, states = draw.memory.output(*draw.shape, dtype=draw.dtype), draw.memory.output(2, *draw.shape, dtype=torch.float64)
-        pack = lambda threads, draw=draw, out=out, states=states: interface.FORWARD(
-            *draw.fields(threads), out.data_ptr(), states.data_ptr()
-        )
+        pack = lambda threads, draw=draw, out=out, states=states: FORWARD(*draw.fields(threads), out.data_ptr(), states.data_ptr())
         result, wide = run_on_threads(interface.find_function("logcumsumexp"), pack, draw, [out, states])
         together = draw.sum_of(wide)
         torch.testing.assert_close(
@@ -645,7 +641,7 @@ def test_cumulative_kernels_on_random_calls():
 
         g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: interface.BACKWARD(
+        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: BACKWARD(
             *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr(), 0
         )
         (result,) = run_on_threads(interface.find_function("logcumsumexp_backward"), pack, draw, [gradient])
@@ -675,7 +671,7 @@ def test_weighted_kernels_on_random_calls():
         addresses = (weights.data_ptr(), 0, n) if alike else (0, weights.data_ptr(), n)
         outputs = [draw.memory.output(outer, 1, 1, dtype=torch.float64) for _ in range(2)]
         outputs.append(draw.memory.output(2, outer, 1, 1, dtype=torch.float64))
-        pack = lambda threads, draw=draw, addresses=addresses, outputs=outputs: interface.WEIGHTED(
+        pack = lambda threads, draw=draw, addresses=addresses, outputs=outputs: WEIGHTED(
             *draw.fields(threads), *addresses, *(output.data_ptr() for output in outputs), 0, 0
         )
         found = run_on_threads(interface.find_function("weighted"), pack, draw, outputs)
@@ -694,10 +690,8 @@ def test_weighted_kernels_on_random_calls():
 
         g = torch.randn(outer, generator=draw.generator, dtype=torch.float64)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, addresses=addresses, found=found, upstream=upstream, gradient=gradient: (
-            interface.WEIGHTED(
-                *draw.fields(threads), *addresses, 0, *(v.data_ptr() for v in found[1:]), upstream.data_ptr(), gradient.data_ptr()
-            )
+        pack = lambda threads, draw=draw, addresses=addresses, found=found, upstream=upstream, gradient=gradient: WEIGHTED(
+            *draw.fields(threads), *addresses, 0, *(v.data_ptr() for v in found[1:]), upstream.data_ptr(), gradient.data_ptr()
         )
         (result,) = run_on_threads(interface.find_function("weighted"), pack, draw, [gradient])
         slope = draw.as_rows(result)
@@ -717,11 +711,11 @@ def test_gap_kernels_on_random_calls():
         sizes = {"summary": 6, "largest": k, "counts": bins + 1, "kept": 5}
         found = {what: draw.memory.output(outer, inner, size, dtype=torch.float64) for what, size in sizes.items()}
         *outputs, kept = found.values()
-        pack = lambda threads, draw=draw, outputs=outputs, width=width, bins=bins, k=k: interface.GAPS(
+        pack = lambda threads, draw=draw, outputs=outputs, width=width, bins=bins, k=k: GAPS(
             *draw.fields(threads), width, bins, k, *(output.data_ptr() for output in outputs)
         )
         summary, largest, counts = (v.flatten(0, 1) for v in run_on_threads(interface.find_function("gaps"), pack, draw, outputs))
-        pack = lambda threads, draw=draw, kept=kept, reach=reach: interface.KEPT(*draw.fields(threads), reach, kept.data_ptr())
+        pack = lambda threads, draw=draw, kept=kept, reach=reach: KEPT(*draw.fields(threads), reach, kept.data_ptr())
         (kept,) = run_on_threads(interface.find_function("kept"), pack, draw, [kept])
         kept = kept.flatten(0, 1)
         top = draw.raw.double().amax(-1)
@@ -787,11 +781,11 @@ def test_backward_kernel_on_random_calls(name: str):
         draw = Draw(seed, contiguous=True)
         params = draw.choose(*examples(name))
         p = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        interface.run(forward, interface.FORWARD(*draw.fields(1, theta_of(name, params)), p.data_ptr(), 0))
+        interface.run(forward, FORWARD(*draw.fields(1, theta_of(name, params)), p.data_ptr(), 0))
         g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         inputs = draw.memory.input(p), draw.memory.input(g)
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, params=params, inputs=inputs, out=out: interface.BACKWARD(
+        pack = lambda threads, draw=draw, params=params, inputs=inputs, out=out: BACKWARD(
             *draw.fields(threads, theta_of(name, params)), inputs[0].data_ptr(), 0, inputs[1].data_ptr(), out.data_ptr(), 0
         )
         (result,) = run_on_threads(backward, pack, draw, [out])
@@ -871,7 +865,7 @@ def test_loss_kernel_on_random_calls(name: str):
         values, out = draw.memory.output(outer, 1, inner, dtype=torch.float64), draw.memory.output(*draw.shape, dtype=draw.dtype)
         near = bool((draw.z[draw.finite & (draw.z > -INF).any(-1)].amax(-1).abs() < 100).all())
         square = draw.choose(0.0, 1e-3) if near else 0.0
-        options = (native._address(weight), smoothing, scale, int(fenchel), square, values.data_ptr(), out.data_ptr())
+        options = (address_of(weight), smoothing, scale, int(fenchel), square, values.data_ptr(), out.data_ptr())
         targets = (target.data_ptr(), 0) if hard else (0, target.data_ptr())
         pack = partial(_pack_loss, draw, theta_of(name, params), (*targets, *options))
         wide, slope = run_on_threads(functions_of(name).loss, pack, draw, [values, out])
@@ -897,7 +891,7 @@ def test_loss_kernel_on_random_calls(name: str):
 
 
 def _pack_loss(draw: Draw, theta: Sequence[float], fields: tuple[Any, ...], threads: int) -> bytes:
-    return interface.LOSS(*draw.fields(threads, theta), *fields, *interface.NO_MARGIN)
+    return LOSS(*draw.fields(threads, theta), *fields, *NO_MARGIN)
 
 
 @needs_library
@@ -921,7 +915,7 @@ def test_losses_of_probabilities_by_kernels_equal_those_by_operations(
 
     cases = [(reduction, w) for reduction in ("mean", "none") for w in (None, weight)]
     by_kernels = [evaluate(*case) for case in cases]
-    monkeypatch.setattr("softmaxima.losses._classification.is_native", lambda x: False)
+    monkeypatch.setattr("softmaxima.losses.row_losses.is_native", lambda x: False)
     for own, case in zip(by_kernels, cases, strict=True):
         torch.testing.assert_close(own, evaluate(*case), atol=1e-12, rtol=1e-10)
 
@@ -953,8 +947,8 @@ def test_rows_that_threads_share_equal_rows_of_one_thread(name: str):
                 memory = Memory()
                 out = memory.output(1 if name == "logsumexp" else n, dtype=dtype)
                 out.view(torch.uint8).fill_(before)
-                fields = native.DTYPES[dtype], 1, n, 1, threads, x.data_ptr(), n, 1.0, 0, theta.data_ptr(), 0, 0, 0
-                interface.run(function, interface.FORWARD(*fields, out.data_ptr(), 0))
+                fields = layout.DTYPES[dtype], 1, n, 1, threads, x.data_ptr(), n, 1.0, 0, theta.data_ptr(), 0, 0, 0
+                interface.run(function, FORWARD(*fields, out.data_ptr(), 0))
                 memory.assert_guards_hold()
                 results.append(out.clone())
             assert bool(results[0].isnan().any()) == (kind == "nan at the end" or (kind == "infinite" and name != "logsumexp"))
@@ -1007,10 +1001,10 @@ def test_the_interface_is_what_the_header_says():
             if not kind.startswith("Softmaxima")
             for field in fields_of_kind.split(", ")
         ]
-        assert theirs == list(get_type_hints(getattr(interface, name)).items()), name
+        assert theirs == list(get_type_hints(getattr(structures, name)).items()), name
         nested = "".join("x" if kind.startswith("Softmaxima") else "." for kind, _ in fields)
         assert re.fullmatch(r"x*\.*x*", nested), name  # structures come first or last
-    assert re.search(r"#define SOFTMAXIMA_INTERFACE (\d+)", text).group(1) == str(interface.INTERFACE)
+    assert re.search(r"#define SOFTMAXIMA_INTERFACE (\d+)", text).group(1) == str(INTERFACE)
 
     sources = "".join(path.read_text() for path in HEADER.parent.glob("*.cpp"))
     declared = dict(re.findall(r"^SOFTMAXIMA_KERNEL\((\w+), (\w+)\)", sources, re.MULTILINE))
@@ -1056,9 +1050,9 @@ def test_no_kernel_leaves_the_registers_of_long_doubles_to_mmx():
     ],
 )
 def test_a_kernel_of_another_structure_is_refused(names: tuple[str, str], message: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(native, "KERNELS", {})
+    monkeypatch.setattr(kernel, "KERNELS", {})
     with pytest.raises(ValueError, match=message):
-        _ = native.Kernel(*names).functions
+        _ = Kernel(*names).functions
 
 
 # As operations ---------------------------------------------------------------------------------------------------------------
@@ -1129,12 +1123,12 @@ def test_library_that_cannot_be_used_is_named_with_what_to_do(monkeypatch: pytes
     library.write_text("no library")
     monkeypatch.setattr(interface, "find_library", lambda folders: None if problem == "absent" else library)
     if problem == "of another version":
-        other = type("Other", (), {"softmaxima_interface": staticmethod(lambda: interface.INTERFACE + 1)})
+        other = type("Other", (), {"softmaxima_interface": staticmethod(lambda: INTERFACE + 1)})
         monkeypatch.setattr(ctypes, "CDLL", lambda path: other)
     reason = {
         "absent": "was not built",
         "unreadable": "libsoftmaxima",
-        "of another version": f"interface {interface.INTERFACE + 1}",
+        "of another version": f"interface {INTERFACE + 1}",
     }
     with pytest.warns(UserWarning, match=f"{reason[problem]}.*C\\+\\+ compiler") as said:
         assert interface.load() is None

@@ -14,7 +14,7 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import TOLERANCE, cases, normal
 from softmaxima.base.temperature import tempered
-from softmaxima.losses._classification import _InPlace
+from softmaxima.losses.evaluation import _InPlace
 from softmaxima.maps import REGISTRY
 
 if os.environ.get("SOFTMAXIMA_BACKEND") != "triton":

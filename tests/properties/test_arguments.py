@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import softmaxima as sm
 from conftest import Case, LossCase, normal
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.lse.matrix.lanczos import estimate_log_trace
 from softmaxima.maps import REGISTRY as MAPS

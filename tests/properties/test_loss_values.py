@@ -20,7 +20,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import INTERPRETED, Case, LossCase, at_most, normal, some
-from softmaxima.losses import _classification
+from softmaxima.losses import evaluation
 
 pytestmark = pytest.mark.gpu
 
@@ -74,13 +74,13 @@ def test_kernel_and_composition_agree(loss: LossCase, dtype: torch.dtype, monkey
     x, weight = loss.scores(4 if INTERPRETED else 24, 37, dtype=dtype), torch.linspace(0.1, 2, 37)
     if loss.loss.on_cosines:
         x = 0.95 * x  # towards ±1 the derivative of the angle magnifies every rounding
-    fusible = _classification.is_fusible
+    fusible = evaluation.is_fusible
     every_options = ({}, {"weight": weight, "reduction": "sum"}, {"label_smoothing": 0.2, "reduction": "none"})
     every = some(itertools.product(targets(loss, x), every_options), loss, dtype)
     for (_, target), options in every[:: 5 if INTERPRETED else 1]:
         results = []
         for by_kernel in (True, False):
-            monkeypatch.setattr(_classification, "is_fusible", fusible if by_kernel else lambda *_: False)
+            monkeypatch.setattr(evaluation, "is_fusible", fusible if by_kernel else lambda *_: False)
             scores = x.clone().requires_grad_()
             value = loss(scores, target, **options)
             assert value.dtype == dtype

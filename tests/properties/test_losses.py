@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import softmaxima as sm
 from conftest import INTERPRETED, ON_TRITON, TOLERANCE, Case, LossCase, chosen, normal, rows, some
 from softmaxima.kernels import devices, native
-from softmaxima.losses import _classification
+from softmaxima.losses import evaluation
 from softmaxima.maps import REGISTRY
 
 pytestmark = pytest.mark.gpu
@@ -267,7 +267,7 @@ def in_every_way(loss: LossCase, x: Tensor, y: Tensor, **shared: Any) -> Iterato
         scores = x.clone().requires_grad_()
         with pytest.MonkeyPatch.context() as patched:
             if way == "operations":
-                patched.setattr(_classification, "is_fusible", lambda *_: False)
+                patched.setattr(evaluation, "is_fusible", lambda *_: False)
             value = call(scores, y, **shared)
             yield way, value.detach(), torch.autograd.grad(value.sum(), scores)[0]
     if in_parts:

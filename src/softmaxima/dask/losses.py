@@ -19,9 +19,7 @@ from softmaxima.base.public import public
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, compact, matching, per_row, rows_last, stand_in
 from softmaxima.engine.own_part import OwnPart
 from softmaxima.engine.parts import merged
-from softmaxima.losses._classification import (
-    REGISTRY,
-    Loss,
+from softmaxima.losses.arguments import (
     check_class_weight,
     check_empty,
     check_labels,
@@ -29,10 +27,11 @@ from softmaxima.losses._classification import (
     check_soft,
     check_sums,
     check_target,
-    mean_over,
 )
-from softmaxima.losses._finding import find_loss
-from softmaxima.losses._parts import LossInParts, RowForm, Targets, bind
+from softmaxima.losses.batch import mean_over
+from softmaxima.losses.contract import REGISTRY, Loss
+from softmaxima.losses.finding import find_loss
+from softmaxima.losses.parts import LossInParts, RowForm, Targets, bind
 
 A_NUMBER = (lambda values: values == values, "a number")  # (valid, domain) of what the loss checks itself
 

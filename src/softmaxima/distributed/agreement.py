@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from softmaxima.engine.contract import REGISTRY as MAPS
 from softmaxima.engine.contract import Map
 from softmaxima.losses import REGISTRY as LOSSES
-from softmaxima.losses._classification import Loss
+from softmaxima.losses.contract import Loss
 
 # What each rank has one of its own of, though a function that holds it is the same
 OF_A_RANK = (torch.device, torch.Generator, np.random.Generator, random.Random, dist.ProcessGroup, DeviceMesh)

@@ -33,8 +33,10 @@ from softmaxima.distributed.sums import sum_of_shared_rows
 from softmaxima.engine.contract import Map
 from softmaxima.engine.evaluation import check_params, evaluate
 from softmaxima.losses import REGISTRY
-from softmaxima.losses._classification import Evaluation, check_empty, check_labels, check_shared, mean_over, prepare
-from softmaxima.losses._parts import LossInParts, bind
+from softmaxima.losses.arguments import check_empty, check_labels, check_shared
+from softmaxima.losses.batch import mean_over, prepare
+from softmaxima.losses.evaluation import Evaluation, evaluate_batch
+from softmaxima.losses.parts import LossInParts, bind
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.lse.logsumexp import prepare as prepare_sum
 
@@ -278,11 +280,11 @@ def _loss(
         value = loss_of_scores(name, ranks, layout.agreement(), bound, batch, ignore_index, total)
     elif reduction == "none" or not layout.across:
         batch = prepare(name, own, y, weight, ignore_index, reduction, smoothing, empty, tau)
-        value = batch.evaluate(evaluation(batch, **options))
+        value = evaluate_batch(batch, evaluation(batch, **options))
     else:
         batch = prepare(name, own, y, weight, ignore_index, "sum", smoothing, empty, tau)
         wide, number = replace(batch, dtype=torch.float64), batch.normaliser()
-        sums = wide.evaluate(evaluation(wide, **options))
+        sums = evaluate_batch(wide, evaluation(wide, **options))
         number = number if isinstance(number, Tensor) else sums.new_full((), math.prod(own.shape) / max(own.shape[axis], 1))
         sums, number = total(torch.stack((sums, number)))
         mean = mean_over(sums, number, "zero")  # so that scores of which no row counts get a gradient of 0

@@ -30,9 +30,9 @@ from softmaxima.heads.passes import AT_ONCE, BESIDE, MOST_ROWS
 from softmaxima.heads.products import LayerGradients, layer_of, wanted
 from softmaxima.heads.request import Request, of_rows
 from softmaxima.heads.scores import Moved, Scored, move_labels, scored
-from softmaxima.kernels.native import Layer
-from softmaxima.losses._finding import find_loss
-from softmaxima.losses._parts import all_rows
+from softmaxima.kernels.native_linear import Layer
+from softmaxima.losses.finding import find_loss
+from softmaxima.losses.parts import all_rows
 
 
 @public

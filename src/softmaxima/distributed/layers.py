@@ -31,8 +31,8 @@ from softmaxima.heads.margin_softmax import KINDS, as_cosine_rows, check_margin
 from softmaxima.heads.sampled import check_options as check_correction
 from softmaxima.heads.samplers import AnySampler, as_sampler
 from softmaxima.heads.sampling_head import held_options
-from softmaxima.losses._classification import check_class_weight
-from softmaxima.losses._finding import find_loss
+from softmaxima.losses.arguments import check_class_weight
+from softmaxima.losses.finding import find_loss
 
 BLOCK = 1024  # classes whose first values are drawn together, whatever rank they are on
 

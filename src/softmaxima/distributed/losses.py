@@ -24,9 +24,11 @@ from softmaxima.distributed.ranks import MESSAGES, Group, RanksError, outside_th
 from softmaxima.distributed.rows import Shared
 from softmaxima.engine.blocks import State, joined
 from softmaxima.engine.parts import merged
-from softmaxima.losses._classification import REGISTRY, Batch, Loss, check_sums, mean_over, prepare
-from softmaxima.losses._finding import find_loss
-from softmaxima.losses._parts import LabelScores, LossInParts, Targets, all_rows, bind
+from softmaxima.losses.arguments import check_sums
+from softmaxima.losses.batch import Batch, mean_over, prepare
+from softmaxima.losses.contract import REGISTRY, Loss
+from softmaxima.losses.finding import find_loss
+from softmaxima.losses.parts import LabelScores, LossInParts, Targets, all_rows, bind
 
 # From (the sum of losses, how many rows count) of these rows that of all, where other ranks have others
 Total = Callable[[Tensor], Tensor]

@@ -31,7 +31,8 @@ from softmaxima.heads.corrections import target_correction
 from softmaxima.heads.labelled import Labelled, Rows, as_labelled
 from softmaxima.heads.sampled import check_options
 from softmaxima.heads.samplers import AnySampler, LogUniformSampler
-from softmaxima.losses._classification import REGISTRY, prepare
+from softmaxima.losses.batch import prepare
+from softmaxima.losses.contract import REGISTRY
 
 ELSEWHERE = -2  # a label of another rank, and
 IGNORED = -1  # of a row that is left out, among the candidates

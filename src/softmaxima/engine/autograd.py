@@ -19,7 +19,7 @@ from softmaxima.kernels import native
 
 if TYPE_CHECKING:
     from softmaxima.engine.contract import Map
-    from softmaxima.kernels.native import Theta
+    from softmaxima.kernels.kernel import Theta
 
 
 def apply(map: Map, *arguments: Any) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from softmaxima.base import monoid
 from softmaxima.base.rows import FEW, largest_scores, row_maximum
 from softmaxima.engine.routing import has_kernel, is_native, kernels
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 
 State = tuple[Tensor, ...]  # of float64 or int64 [..., m]
 

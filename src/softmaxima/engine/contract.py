@@ -28,7 +28,7 @@ from softmaxima.base.tracing import constant
 from softmaxima.engine.blocks import Blocks, RegulariserInParts
 from softmaxima.engine.evaluation import evaluate
 from softmaxima.engine.recorded import remember
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 
 
 @public

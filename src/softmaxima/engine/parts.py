@@ -33,7 +33,7 @@ from softmaxima.base.rows import row_maximum, without_mask
 from softmaxima.base.temperature import over
 from softmaxima.engine.blocks import Blocks, Part, State, packed, unpacked
 from softmaxima.engine.contract import AnyMap, Map, find_map
-from softmaxima.kernels.native import zeros
+from softmaxima.kernels.layout import zeros
 
 AnyState = TypeVar("AnyState", bound=tuple)
 

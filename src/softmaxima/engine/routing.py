@@ -9,9 +9,10 @@ from torch.compiler import is_compiling, is_exporting
 
 from softmaxima.base.tracing import is_eager, transforming
 from softmaxima.kernels import devices, native, operations
+from softmaxima.kernels.layout import DTYPES
 
 if TYPE_CHECKING:
-    from softmaxima.kernels.native import Kernel
+    from softmaxima.kernels.kernel import Kernel
 
 
 def is_plain(x: Any, dim: Any, temperature: Any, where: Any) -> bool:
@@ -33,7 +34,7 @@ def has_kernel(kernel: Kernel | None, *tensors: Tensor) -> TypeGuard[Kernel]:
 def takes_kernel(x: Tensor) -> bool:
     """Whether its device has kernels for the tensor: in memory now, or where torch.compile will have it."""
     there = not (transforming() or is_exporting()) if is_compiling() else is_eager(x)
-    return there and x.dtype in native.DTYPES and devices.has_library(x.device.type)
+    return there and x.dtype in DTYPES and devices.has_library(x.device.type)
 
 
 def is_native(x: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from softmaxima.base.arguments import as_scores, as_tensor, check_device
 from softmaxima.base.public import unknown_argument
 from softmaxima.base.tracing import sizes
-from softmaxima.losses._classification import check_labels
+from softmaxima.losses.arguments import check_labels
 
 
 def check_hidden(name: str, hidden: Any, features: int | None = None) -> Tensor:

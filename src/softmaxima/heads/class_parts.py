@@ -15,8 +15,8 @@ from torch import Tensor
 from softmaxima.base.tracing import sizes
 from softmaxima.heads.products import LayerGradients, put_scores
 from softmaxima.heads.request import Request
-from softmaxima.kernels.native import Layer
-from softmaxima.losses._parts import Chunk, bind
+from softmaxima.kernels.native_linear import Layer
+from softmaxima.losses.parts import Chunk, bind
 
 
 def add_part(part: Request, begin: int, layer: Layer, total: LayerGradients, factor: Tensor | float | None) -> Tensor:

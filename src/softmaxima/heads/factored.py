@@ -19,7 +19,8 @@ from softmaxima.base.numbers import check_choice, check_count, check_int
 from softmaxima.base.randomness import Randomness, as_seed
 from softmaxima.base.tracing import sizes
 from softmaxima.heads.arguments import as_rows_of, check_hidden, check_targets, check_weight
-from softmaxima.losses._classification import REDUCTIONS, Batch, check_class_weight
+from softmaxima.losses.arguments import REDUCTIONS, check_class_weight
+from softmaxima.losses.batch import Batch
 
 
 def uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:

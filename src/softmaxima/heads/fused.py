@@ -23,7 +23,8 @@ from softmaxima.engine.fused import fused
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.passes import Pass
 from softmaxima.heads.request import Request, compose
-from softmaxima.losses._classification import REGISTRY, Batch
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import REGISTRY
 
 
 def evaluate(request: Request) -> Tensor:

@@ -24,7 +24,7 @@ from softmaxima.base.tracing import is_concrete, is_keeping, may_differentiate, 
 from softmaxima.heads.arguments import as_rows_of
 from softmaxima.heads.corrections import CORRECTIONS, check_log_q, check_removal, target_correction
 from softmaxima.heads.labelled import HELD, slices
-from softmaxima.losses._classification import REDUCTIONS
+from softmaxima.losses.arguments import REDUCTIONS
 from softmaxima.losses.cross_entropy import cross_entropy
 
 

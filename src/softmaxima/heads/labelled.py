@@ -16,7 +16,7 @@ from softmaxima.base.arguments import COMPUTE_DTYPE, as_tensor, check_per_row, l
 from softmaxima.base.numbers import check_choice, check_int
 from softmaxima.base.tracing import may_differentiate, sizes, transforming
 from softmaxima.heads.arguments import as_rows_of, check_bias, check_hidden, check_targets, check_weight
-from softmaxima.losses._classification import REDUCTIONS
+from softmaxima.losses.arguments import REDUCTIONS
 
 HELD = 2**26  # bytes of an array that can be made in parts
 

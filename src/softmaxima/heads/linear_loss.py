@@ -36,8 +36,10 @@ from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate
 from softmaxima.heads.labelled import as_rows
 from softmaxima.heads.request import Request
-from softmaxima.losses._classification import Loss, check_class_weight, prepare
-from softmaxima.losses._finding import find_loss
+from softmaxima.losses.arguments import check_class_weight
+from softmaxima.losses.batch import prepare
+from softmaxima.losses.contract import Loss
+from softmaxima.losses.finding import find_loss
 
 OUTPUTS = ("log_prob", "entropy", "z_loss")
 

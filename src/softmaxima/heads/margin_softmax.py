@@ -20,7 +20,7 @@ from softmaxima.heads.exact import best_classes
 from softmaxima.heads.labelled import Rows, as_rows
 from softmaxima.heads.linear_loss import ask
 from softmaxima.heads.margins import Margin
-from softmaxima.losses._finding import find_loss
+from softmaxima.losses.finding import find_loss
 from softmaxima.losses.margin import ANGLES, COSINES
 
 # What one number of each kind is, by itself; "combined" takes all three.

@@ -18,6 +18,7 @@ from softmaxima.heads.class_parts import add_part
 from softmaxima.heads.products import LayerGradients, layer_of, wanted
 from softmaxima.heads.request import Request, composed, composed_outputs, counted, in_double, loss_of_log, of_rows
 from softmaxima.heads.scores import Moved, move_labels, scored
+from softmaxima.losses.evaluation import is_by_kernel
 from softmaxima.losses.fenchel_young import class_params, conjugate
 
 AT_ONCE = {"cpu": 2**26, "cuda": 2**28}  # bytes of the scores of some rows, and of what is made of them
@@ -122,7 +123,7 @@ class Pass:
         slopes = None if self.slopes is None else self.slopes[:, span]
         if how.double:
             batch = batch.in_double()
-        if not self.by_kernel or not batch.is_fusible(how):
+        if not self.by_kernel or not is_by_kernel(batch, how):
             return self._composed_gradient(part, span, slopes, tau)
         of_outputs = None
         if part.outputs:

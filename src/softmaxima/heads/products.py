@@ -11,8 +11,7 @@ from torch import Tensor
 from softmaxima.base.arguments import COMPUTE_DTYPE
 from softmaxima.base.tracing import is_concrete
 from softmaxima.engine.routing import is_native
-from softmaxima.kernels import native
-from softmaxima.kernels.native import Layer
+from softmaxima.kernels.native_linear import Layer, linear_backward, linear_scores
 
 AT_ONCE = 1024  # classes
 FEW_CLASSES = 512  # of which torch's products are as fast
@@ -21,7 +20,7 @@ FEW_CLASSES = 512  # of which torch's products are as fast
 def put_scores(hidden: Tensor, layer: Layer, tau: float, out: Tensor) -> None:
     """out = (s ⊙ (hidden weightᵀ) + bias)/τ [rows, classes], in the compute dtype."""
     if _by_kernels(hidden, layer):
-        native.linear_scores(hidden.to(out.dtype), layer, tau, out)
+        linear_scores(hidden.to(out.dtype), layer, tau, out)
         return
     _put_product(hidden, layer.weight.T, out)
     if layer.scales is not None:
@@ -104,7 +103,7 @@ class LayerGradients:
         """Those of ⟨g, scores before τ⟩ of the rows from `begin` on, g [rows, classes]."""
         own = None if self.hidden is None else self.hidden[begin : begin + len(hidden)]
         if _by_kernels(hidden, self.layer):
-            native.linear_backward(
+            linear_backward(
                 hidden.to(g.dtype),
                 self.layer,
                 g,

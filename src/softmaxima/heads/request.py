@@ -17,7 +17,9 @@ from softmaxima.base.tracing import sizes
 from softmaxima.engine.contract import Map, find_map
 from softmaxima.engine.routing import is_native
 from softmaxima.heads.margins import Margin
-from softmaxima.losses._classification import REGISTRY, Batch, Evaluation, Loss
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import REGISTRY, Loss
+from softmaxima.losses.evaluation import Evaluation, evaluate_batch
 from softmaxima.losses.fenchel_young import class_params, conjugate
 
 
@@ -175,7 +177,7 @@ def _log_prob(part: Request) -> Tensor:
     """log p_t of the labels t: from the scores where a loss says it, else of p in float64."""
     if (loss := loss_of_log(part.map[0])) is not None:
         batch = replace(part.batch, class_weight=None, smoothing=0.0)
-        return -batch.evaluate(loss.evaluation(batch, **part.map[1]))
+        return -evaluate_batch(batch, loss.evaluation(batch, **part.map[1]))
     map, z, params = in_double(part)
     p = map(z, **params).gather(-1, part.batch.labels.unsqueeze(-1)).squeeze(-1)  # type: ignore[union-attr]
     impossible = p == 0

@@ -18,7 +18,7 @@ from softmaxima.heads.exact import best_classes, exact_log_prob
 from softmaxima.heads.labelled import as_labelled, as_rows
 from softmaxima.heads.linear_loss import linear_loss
 from softmaxima.heads.samplers import as_sampler
-from softmaxima.losses._classification import REDUCTIONS
+from softmaxima.losses.arguments import REDUCTIONS
 
 
 def held_options(

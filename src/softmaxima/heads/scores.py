@@ -12,7 +12,7 @@ from softmaxima.base.tracing import sizes
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.products import put_scores
 from softmaxima.heads.request import Request
-from softmaxima.kernels.native import Layer
+from softmaxima.kernels.native_linear import Layer
 
 
 class Scored(NamedTuple):

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softmaxima.kernels.native import Kernel, Theta, computed_in, in_memory
+from softmaxima.kernels.kernel import Kernel, Theta
+from softmaxima.kernels.layout import computed_in, in_memory
 
 
 @dataclass(frozen=True, kw_only=True)

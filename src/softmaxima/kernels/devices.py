@@ -12,6 +12,7 @@ import torch
 from softmaxima.base.tracing import constant_when_compiled
 from softmaxima.kernels import native, native_attention, native_segments
 from softmaxima.kernels.interface import asked_backend
+from softmaxima.kernels.kernel import KERNELS
 
 # Triton's are tested on the CPU, in its interpreter.
 TRITON = {"native": ("cuda",), "triton": ("cuda", "cpu"), "reference": ()}[asked_backend()]
@@ -28,7 +29,7 @@ def library(device_type: str) -> Any:
 def has_kernel(device_type: str, key: str, what: str = "forward") -> bool:
     """Whether the device has "forward", "backward" or "loss" of the kernel of this key."""
     kernels = library(device_type)
-    return kernels is not None and kernels.has(native.KERNELS[key], what)
+    return kernels is not None and kernels.has(KERNELS[key], what)
 
 
 @constant_when_compiled
@@ -56,7 +57,7 @@ def segments(device_type: str) -> Any:
 def largest_head(device_type: str, key: str, theta: tuple[float | None, ...], dtype: torch.dtype) -> int:
     """Up to which size of heads the device has attention by the kernel of this key with these numbers, None for tensors, or 0."""
     found = attention(device_type)
-    return 0 if found is None else found.largest_head(native.KERNELS[key], theta, dtype)
+    return 0 if found is None else found.largest_head(KERNELS[key], theta, dtype)
 
 
 @cache  # so that its warning comes once

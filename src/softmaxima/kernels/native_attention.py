@@ -11,17 +11,10 @@ from torch import Tensor
 
 from softmaxima.kernels import native
 from softmaxima.kernels.attention import Options, contiguous_rows, new_results
-from softmaxima.kernels.interface import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    Attention,
-    AttentionBackward,
-    Matrices,
-    find_function,
-    run,
-    threads,
-)
-from softmaxima.kernels.native import DTYPES, Kernel, computed_in, in_memory, one_per_row, theta_in_memory
+from softmaxima.kernels.interface import find_function, run, threads
+from softmaxima.kernels.kernel import Kernel
+from softmaxima.kernels.layout import DTYPES, computed_in, in_memory, one_per_row, theta_in_memory
+from softmaxima.kernels.structures import ATTENTION, ATTENTION_BACKWARD, Attention, AttentionBackward, Matrices
 
 ALL = 2**62  # how far a query sees that sees all, and a size of heads that none exceeds
 EXPONENTIAL = ("softmax", "elastic_softmax")  # of which p is known key by key from two numbers a query, the state of its row

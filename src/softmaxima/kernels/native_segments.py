@@ -10,24 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.kernels.interface import (
-    GROUPING,
-    INDEX,
-    INDEXED,
-    MOVE,
-    PARTITION,
-    SEGMENTS,
-    Grouping,
-    Index,
-    Indexed,
-    Move,
-    find_function,
-    run,
-    threads,
-)
-from softmaxima.kernels.interface import Partition as PartitionCall
-from softmaxima.kernels.interface import Segments as RowsCall
-from softmaxima.kernels.native import DTYPES, Kernel, Theta, fresh, in_memory, one_per_row, theta_in_memory
+from softmaxima.kernels.interface import find_function, run, threads
+from softmaxima.kernels.kernel import Kernel, Theta
+from softmaxima.kernels.layout import DTYPES, fresh, in_memory, one_per_row, theta_in_memory
+from softmaxima.kernels.structures import GROUPING, INDEX, INDEXED, MOVE, PARTITION, SEGMENTS, Grouping, Index, Indexed, Move
+from softmaxima.kernels.structures import Partition as PartitionCall
+from softmaxima.kernels.structures import Segments as RowsCall
 
 if TYPE_CHECKING:
     from softmaxima.segments.grouping import Segments

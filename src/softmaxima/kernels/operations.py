@@ -15,7 +15,8 @@ from torch import Tensor
 from softmaxima.base.tracing import constant_when_compiled, operation
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import library
-from softmaxima.kernels.native import KERNELS, Kernel, Theta
+from softmaxima.kernels.kernel import KERNELS, Kernel, Theta
+from softmaxima.kernels.layout import layout_of
 
 
 def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
@@ -45,14 +46,14 @@ def loss(
 
 def new_like(x: Tensor) -> Tensor:
     """A new tensor that lies as what the kernels of its device compute of the rows x [..., n]."""
-    return x.new_empty(x.shape) if _by_triton(x.device.type) else native.layout_of(x).empty(x)
+    return x.new_empty(x.shape) if _by_triton(x.device.type) else layout_of(x).empty(x)
 
 
 def lying_like(x: Tensor, y: Tensor) -> Tensor:
     """y, of x's shape, copied if it does not lie as `new_like(x)` does; as it is for `torch.jit.trace`, whose sizes may change."""
     if torch._C._get_tracing_state() is not None:
         return y
-    return y.contiguous() if _by_triton(x.device.type) else native.layout_of(x).laid_out(y)
+    return y.contiguous() if _by_triton(x.device.type) else layout_of(x).laid_out(y)
 
 
 @constant_when_compiled

@@ -1,7 +1,7 @@
 """Losses for classification, with the shapes and arguments of `torch.nn.functional.cross_entropy`: one file a loss."""
 
 from softmaxima.base.public import listing
-from softmaxima.losses._classification import REGISTRY, Loss, LossModule
+from softmaxima.losses.contract import REGISTRY, Loss, LossModule
 from softmaxima.losses.cross_entropy import CrossEntropyLoss, cross_entropy
 from softmaxima.losses.elastic_cross_entropy import ElasticCrossEntropyLoss, elastic_cross_entropy
 from softmaxima.losses.entmax_loss import Entmax15Loss, EntmaxLoss, entmax15_loss, entmax_loss

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
-from softmaxima.losses._parts import RowForm, one_map
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import Loss, LossModule, register
+from softmaxima.losses.evaluation import Evaluation, reduced
+from softmaxima.losses.parts import RowForm, one_map
+from softmaxima.losses.row_losses import losses_of
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
 

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from softmaxima.base.arguments import Array, as_tensor, moved_last
 from softmaxima.base.public import public
 from softmaxima.engine.evaluation import check_params, plain_numbers
-from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
-from softmaxima.losses._parts import RowForm, one_map
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import Loss, LossModule, register
+from softmaxima.losses.evaluation import Evaluation, reduced
+from softmaxima.losses.parts import RowForm, one_map
+from softmaxima.losses.row_losses import losses_of
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses._classification import Loss, LossModule, register
-from softmaxima.losses._parts import RowForm, one_map
+from softmaxima.losses.contract import Loss, LossModule, register
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
+from softmaxima.losses.parts import RowForm, one_map
 from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.entmax15 import ENTMAX15
 

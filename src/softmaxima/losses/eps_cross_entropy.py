@@ -16,9 +16,12 @@ from softmaxima.base.numbers import check_number
 from softmaxima.base.public import public
 from softmaxima.base.tracing import is_concrete, is_exporting_to_onnx, sizes
 from softmaxima.engine.contract import AnyMap
-from softmaxima.losses._classification import Batch, Evaluation, Loss, evaluated, losses_of_p, register
-from softmaxima.losses._parts import RowForm
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import Loss, register
+from softmaxima.losses.evaluation import Evaluation, evaluated
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
+from softmaxima.losses.parts import RowForm
+from softmaxima.losses.row_losses import losses_of_p
 
 STEEP = (
     1e-20  # with an ε below so much of a weight w the slope w/(p + ε) may be larger than the numbers of float32, of which p is one

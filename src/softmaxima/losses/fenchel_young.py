@@ -20,19 +20,12 @@ from softmaxima.base.tracing import is_concrete
 from softmaxima.engine.contract import AnyMap, Map, find_map
 from softmaxima.engine.envelope import envelope, with_slope
 from softmaxima.engine.evaluation import check_params, plain_numbers
-from softmaxima.losses._classification import (
-    OF_SCORES,
-    SHARED,
-    Batch,
-    Evaluation,
-    Loss,
-    LossModule,
-    check_sums,
-    losses_of,
-    reduced,
-    register,
-)
-from softmaxima.losses._parts import FindMap, RowForm
+from softmaxima.losses.arguments import check_sums
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import OF_SCORES, SHARED, Loss, LossModule, register
+from softmaxima.losses.evaluation import Evaluation, reduced
+from softmaxima.losses.parts import FindMap, RowForm
+from softmaxima.losses.row_losses import losses_of
 
 
 def probability_map(name: str, map: AnyMap) -> Map:

@@ -19,8 +19,11 @@ from softmaxima.base.onnx import logsigmoid
 from softmaxima.base.public import public
 from softmaxima.base.rows import row_maximum
 from softmaxima.base.tracing import sizes
-from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, RowLosses, evaluated, losses_of, register
-from softmaxima.losses._parts import RowForm
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import Loss, LossModule, register
+from softmaxima.losses.evaluation import Evaluation, evaluated
+from softmaxima.losses.parts import RowForm
+from softmaxima.losses.row_losses import RowLosses, losses_of
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX

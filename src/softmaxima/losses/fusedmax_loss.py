@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses._classification import Loss, LossModule, register
+from softmaxima.losses.contract import Loss, LossModule, register
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
 from softmaxima.maps.fusedmax import FUSEDMAX
 

@@ -34,8 +34,11 @@ from softmaxima.base.numbers import check_int, check_number
 from softmaxima.base.public import public
 from softmaxima.base.tracing import is_concrete
 from softmaxima.kernels import native
-from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, evaluated, native_only, reduced, register
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import Loss, LossModule, register
 from softmaxima.losses.cross_entropy import reference as cross_entropy_reference
+from softmaxima.losses.evaluation import Evaluation, evaluated, reduced
+from softmaxima.losses.row_losses import native_only
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
 

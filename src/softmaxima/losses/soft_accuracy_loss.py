@@ -11,9 +11,12 @@ from torch import Tensor
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
 from softmaxima.engine.contract import AnyMap
-from softmaxima.losses._classification import Batch, Evaluation, Loss, evaluated, losses_of_p, register
-from softmaxima.losses._parts import RowForm
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import Loss, register
+from softmaxima.losses.evaluation import Evaluation, evaluated
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
+from softmaxima.losses.parts import RowForm
+from softmaxima.losses.row_losses import losses_of_p
 
 
 def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:

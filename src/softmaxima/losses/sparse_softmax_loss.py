@@ -14,8 +14,11 @@ from softmaxima.base.numbers import as_number
 from softmaxima.base.public import public
 from softmaxima.base.rows import row_maximum
 from softmaxima.engine.contract import Map
-from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_given, reduced, register
-from softmaxima.losses._parts import RowForm
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import Loss, LossModule, register
+from softmaxima.losses.evaluation import Evaluation, reduced
+from softmaxima.losses.parts import RowForm
+from softmaxima.losses.row_losses import losses_given
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask

@@ -8,9 +8,9 @@ from typing import Any
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses._classification import Loss, LossModule, register
-from softmaxima.losses._parts import RowForm, one_map
+from softmaxima.losses.contract import Loss, LossModule, register
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
+from softmaxima.losses.parts import RowForm, one_map
 from softmaxima.maps.sparsemax import SPARSEMAX
 
 

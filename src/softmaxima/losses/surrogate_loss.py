@@ -17,8 +17,11 @@ from softmaxima.base.rows import without_mask
 from softmaxima.engine.contract import AnyMap, Map
 from softmaxima.engine.envelope import with_slope
 from softmaxima.engine.evaluation import plain_numbers
-from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_given, reduced, register
+from softmaxima.losses.batch import Batch
+from softmaxima.losses.contract import Loss, register
+from softmaxima.losses.evaluation import Evaluation, reduced
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, expected_score, p_minus_y, probability_map, with_params
+from softmaxima.losses.row_losses import losses_given
 
 
 def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:

@@ -10,6 +10,7 @@ from softmaxima.base.public import public
 from softmaxima.engine.fused import Pull, fused, is_readable
 from softmaxima.engine.routing import is_plain
 from softmaxima.kernels import native
+from softmaxima.kernels.layout import in_memory
 from softmaxima.lse.logsumexp import row_logsumexp
 
 
@@ -53,8 +54,8 @@ def logaddexp(x: Array, y: Array) -> Array:
 
 
 def _native(x: Tensor, y: Tensor, gradient: bool) -> tuple[Tensor, Pull, tuple[()]]:
-    pull = lambda g, x, y: native.logaddexp_backward(*map(native.in_memory, (x, y, g)))
-    return native.logaddexp(native.in_memory(x), native.in_memory(y)), pull, ()
+    pull = lambda g, x, y: native.logaddexp_backward(*map(in_memory, (x, y, g)))
+    return native.logaddexp(in_memory(x), in_memory(y)), pull, ()
 
 
 def _composed(x: Tensor, y: Tensor) -> Tensor:

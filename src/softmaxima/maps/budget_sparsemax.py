@@ -27,7 +27,7 @@ from softmaxima.base.tracing import is_exporting_to_onnx
 from softmaxima.engine.blocks import thresholded
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import halved
 

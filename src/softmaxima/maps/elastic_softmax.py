@@ -22,7 +22,7 @@ from softmaxima.engine.blocks import RegulariserInParts, exponential
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.envelope import with_slope
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 
 

@@ -12,7 +12,7 @@ from softmaxima.base.public import public
 from softmaxima.engine.blocks import thresholded
 from softmaxima.engine.contract import Cost, Map, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
 from softmaxima.maps.entmax import reference as entmax_reference

@@ -13,7 +13,7 @@ from softmaxima.base.public import public
 from softmaxima.engine.blocks import RegulariserInParts, exponential
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.elastic_softmax import conjugate as elastic_conjugate
 from softmaxima.maps.elastic_softmax import entropy, log_mass, sink, with_sink_entropy

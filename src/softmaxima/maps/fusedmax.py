@@ -27,7 +27,7 @@ from softmaxima.base.rows import without_mask
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.envelope import with_slope
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps import _clusters
 from softmaxima.maps._clusters import ROUNDING, Cluster
 from softmaxima.maps._module import MapModule

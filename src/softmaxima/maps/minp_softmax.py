@@ -20,7 +20,7 @@ from softmaxima.base.rows import normalise_exp, row_maximum
 from softmaxima.engine.blocks import Blocks, Part, State
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
 

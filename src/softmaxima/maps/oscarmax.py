@@ -22,7 +22,7 @@ from softmaxima.base.onnx import refuse_export
 from softmaxima.base.public import public
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps import _clusters
 from softmaxima.maps._clusters import ROUNDING, Cluster
 from softmaxima.maps._module import MapModule

@@ -31,7 +31,7 @@ from softmaxima.base.tracing import is_concrete, is_keeping, operation, sizes
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.envelope import with_slope
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._noises import (
     GAUSS,

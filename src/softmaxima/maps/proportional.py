@@ -19,7 +19,7 @@ from softmaxima.engine.blocks import Blocks, Part, State, growth
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
 from softmaxima.engine.routing import is_plain
-from softmaxima.kernels.native import Kernel, Theta
+from softmaxima.kernels.kernel import Kernel, Theta
 from softmaxima.maps._module import MapModule
 
 

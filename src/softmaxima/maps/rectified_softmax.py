@@ -16,7 +16,7 @@ from softmaxima.base.rows import normalise_exp
 from softmaxima.engine.blocks import Blocks, Part, State, growth
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 
 

@@ -15,7 +15,7 @@ from softmaxima.base.rows import normalise_exp, xlogx
 from softmaxima.engine.blocks import exponential
 from softmaxima.engine.contract import Cost, Map, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 
 

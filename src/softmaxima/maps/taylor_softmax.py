@@ -17,7 +17,7 @@ from softmaxima.base.rows import divisor, row_maximum, total, without_mask
 from softmaxima.engine.blocks import Blocks, Part, State, of_the_mass
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 
 

@@ -17,7 +17,7 @@ from softmaxima.base.tracing import is_keeping
 from softmaxima.engine.blocks import Blocks, Part, State, places
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
 

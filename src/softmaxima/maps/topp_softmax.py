@@ -22,7 +22,7 @@ from softmaxima.base.tracing import is_exporting_to_onnx, is_recorded, is_traced
 from softmaxima.engine.blocks import Blocks, Part, State, places
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.engine.evaluation import evaluate
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
 from softmaxima.maps.topk_softmax import first_of_ties, selected

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.kernels.attention import Options, contiguous_rows, new_results
-from softmaxima.kernels.native import Kernel
+from softmaxima.kernels.kernel import Kernel
 from softmaxima.kernels.triton import online_attention, threshold_attention
 from softmaxima.kernels.triton.attention_backward import Slopes, pull_keys, pull_queries
 from softmaxima.kernels.triton.attention_blocks import AttentionFunctions, Matrices, Problem, describe, matrices, numbers, width

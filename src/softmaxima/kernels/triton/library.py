@@ -13,7 +13,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from softmaxima.kernels.native import Kernel, Theta, in_memory
+from softmaxima.kernels.kernel import Kernel, Theta
+from softmaxima.kernels.layout import in_memory
 from softmaxima.kernels.triton import logsumexp as logsumexp_rows
 from softmaxima.kernels.triton import loss as losses
 from softmaxima.kernels.triton.rows import launch, read, scale

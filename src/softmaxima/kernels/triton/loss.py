@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.kernels.native import in_memory
+from softmaxima.kernels.layout import in_memory
 from softmaxima.kernels.triton.rows import (
     INFINITY,
     MOST_P,

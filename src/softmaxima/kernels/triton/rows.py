@@ -24,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from softmaxima.base import rows as of_rows
-from softmaxima.kernels.native import Layout, Theta, computed_in, in_memory, mask_blocks, one_stride
+from softmaxima.kernels.kernel import Theta
+from softmaxima.kernels.layout import Layout, computed_in, in_memory, mask_blocks, one_stride
 
 ON_CHIP = 1 << 15  # numbers of 4 bytes for a row that stay in registers
 PART = 1 << 13  # elements of a long row that a program holds

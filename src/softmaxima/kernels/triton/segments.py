@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.kernels.native import Kernel, Theta, computed_in, in_memory
+from softmaxima.kernels.kernel import Kernel, Theta
+from softmaxima.kernels.layout import computed_in, in_memory
 from softmaxima.kernels.native_segments import Numbers, shape_of_sums
 from softmaxima.kernels.triton import logsumexp
 from softmaxima.kernels.triton.library import has, module_of, on_device

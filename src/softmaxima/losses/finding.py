@@ -7,7 +7,7 @@ from typing import Any
 
 from softmaxima.base.numbers import nearest
 from softmaxima.engine.contract import REGISTRY as MAPS
-from softmaxima.losses._classification import REGISTRY, Loss
+from softmaxima.losses.contract import REGISTRY, Loss
 
 
 def find_loss(name: str, loss: Any) -> tuple[Loss, dict[str, Any]]:
