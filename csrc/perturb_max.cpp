@@ -5,7 +5,7 @@
 //   στ ∂⟨g, p⟩/∂x_i = ∫ a_i (Σ_j a_j γ_i − Σ_j a_j γ_j) e^L dz,   γ = g − g_k, k the largest score
 //   E max(u + ε) = b + ∫_b^∞ (1 − e^L) dz, e^L being 0 below b
 //
-// by the nodes of maps/_noises.py, which says why they are enough. F of Gumbel, logistic, exponential and Laplace noise depends on
+// by the nodes of maps/_quadrature.py, which says why they are enough. F of Gumbel, logistic, exponential and Laplace noise depends on
 // y = e^{−t} = w_j v, with w_j = e^{u_j} once a row and v = e^{−z} once a node.
 
 #include <algorithm>

@@ -12,7 +12,9 @@ from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
 from softmaxima.losses.contract import Loss, LossModule, register
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
-from softmaxima.maps.perturb_max import PERTURB_MAX, NoiseLike, is_noise, with_loss
+from softmaxima.maps._noises import NoiseLike, is_noise
+from softmaxima.maps._perturb_max_conjugate import with_loss
+from softmaxima.maps.perturb_max import PERTURB_MAX
 
 
 @public

@@ -1,15 +1,4 @@
-r"""Noises ε of `perturb_max`: log F and f/F of their CDF F, and nodes z with weights w of a rule ∫ h(z) dz ≈ Σ w h(z).
-
-The integrands are h_i(z) = (f/F)(z − u_i) e^{L(z)}, L(z) = Σ_j log F(z − u_j), of scores u with maximum 0, so that Σ h_i = (e^L)′.
-e^L ≤ e^{−40} below the first node, and 1 − e^L ≤ 1e−17 above the last one. Between them are
-
-- for Gumbel, normal and logistic noise the trapezoid rule, whose error falls exponentially as F is analytic;
-- for exponential noise v = e^{−z} ∈ (0, 1], where h_i dz = w_i Π_{j≠i} (1 − v w_j) dv, w = e^u, is a polynomial: one Gauss rule;
-- for uniform noise panels between its kinks, the scores + 1, where h is a polynomial, and each e^{−8} or less of e^L high;
-- for Laplace noise the same as for exponential noise above all scores, and panels between the scores below;
-- for others panels between the scores, fine near them and coarser away from them. e^L ≤ 2^{−k} at the k-th largest score or so:
-  the first 54 are all that double precision sees.
-"""
+"""Noises ε of `perturb_max`: log F and f/F of their CDF F, by name, by Student's order, or of a distribution of torch."""
 
 from __future__ import annotations
 
@@ -18,28 +7,34 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from softmaxima.base.numbers import as_number
 from softmaxima.base.onnx import atan2, erfcx, expm1, logsigmoid
 from softmaxima.base.rows import highest
-from softmaxima.base.tracing import is_concrete, is_keeping, sizes
+from softmaxima.maps._quadrature import (
+    LOWEST,
+    SEEN,
+    Rule,
+    above_the_scores,
+    between_kinks,
+    ends,
+    gauss_rule,
+    graded,
+    largest,
+    of_tails,
+    panels,
+    spaced,
+    trapezoid,
+)
 
-LOWEST = -40.0  # of log e^L
-LEAST = 1e-17  # of 1 − e^L
-STEPS, MODERATE = 192, 512  # of the trapezoid rule, and the scores up to which fewer will do, where e^L is less steep
-SEEN = 54  # scores whose places matter to double precision, where half the noise is below its median
-MANY = 1 << 20  # scores of a row that may have any number of them
-COARSE = 64  # steps in which the ends of the nodes are found
-BLOCK = 1 << 18  # numbers at a time
 EULER = 0.57721566490153286
 LEAST_ORDER, LARGEST_ORDER = 0.5, 100.0  # of Student's t
-
-
-Rule = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,155 +59,6 @@ class Noise:
     start: float = 0.0
 
 
-def at_nodes(at: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """(L(z) [m, ..., 1], (f/F)(z − u) [m, ..., n]); a masked score does not count."""
-    masked = u == -math.inf
-    log_f, rate = at(z - u.masked_fill(masked, 0.0))
-    return log_f.masked_fill(masked, 0.0).sum(-1, keepdim=True), rate.masked_fill(masked, 0.0)
-
-
-def in_blocks(z: Tensor, u: Tensor) -> list[slice]:
-    """Nodes of which there is room for as many times n numbers at once."""
-    if is_keeping():
-        return [slice(None)]
-    size = max(1, BLOCK // max(1, math.prod(sizes(u))))
-    return [slice(i, i + size) for i in range(0, sizes(z)[0], size)]
-
-
-def level(at: Callable[..., Any], z: Tensor, u: Tensor) -> Tensor:
-    """L(z) [m, ..., 1]."""
-    return torch.cat([at_nodes(at, z[block], u)[0] for block in in_blocks(z, u)])
-
-
-@functools.cache
-def _gauss(order: int) -> tuple[list[float], list[float]]:
-    """(x, w) by Newton's method on Legendre's polynomial: numpy's weights have the error 1e−12."""
-    root = slope = np.cos(np.pi * (np.arange(order) + 0.75) / (order + 0.5))
-    for _ in range(8):
-        last, value = np.ones(order), root
-        for i in range(2, order + 1):
-            last, value = value, ((2 * i - 1) * root * value - (i - 1) * last) / i
-        slope = order * (root * value - last) / (root * root - 1)
-        root = root - value / slope
-    return ((1 - root) / 2).tolist(), (1 / ((1 - root * root) * slope * slope)).tolist()
-
-
-# (x, w) of the rules of Gauss and Legendre on [0, 1], as tensors, for recorders take no new ones.
-GAUSS = {order: [torch.tensor(each, dtype=torch.float64, device="cpu") for each in _gauss(order)] for order in (6, 12, 14, 16, 48)}
-
-
-def nodes_like(values: Tensor, u: Tensor) -> Tensor:
-    """[m, 1, …, 1], m numbers to go with u [..., n]."""
-    return values.to(u.device, u.dtype).reshape(-1, *[1] * u.ndim)
-
-
-def ends(at: Callable[..., Any], u: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Of increasing places [k, …, 1] the last with L ≤ −40 and the first with 1 − e^L ≤ 1e−17, or the outer ones [1, …, 1]."""
-    steps = level(at, places.expand(-1, *u.shape[:-1], 1), u)
-    last = sizes(places)[0] - 1
-    low = ((steps <= LOWEST).sum(0, keepdim=True) - 1).clamp(0, last)
-    high = (steps < -LEAST).sum(0, keepdim=True).clamp(0, last)
-    flat = places.flatten()
-    return flat[low], flat[high]
-
-
-def spaced(low: float, high: float, u: Tensor, curve: Callable[[Tensor], Tensor] = lambda t: t) -> Tensor:
-    """COARSE + 1 places from low to high, in equal steps before the curve."""
-    share = torch.arange(COARSE + 1, dtype=u.dtype, device=u.device) / COARSE
-    return curve(low + (high - low) * share).reshape(-1, *[1] * u.ndim)
-
-
-# The rules -----------------------------------------------------------------------------------------------------------------------
-
-
-def trapezoid(at: Callable[..., Any], few: int, low: float, high: Callable[[int], float], u: Tensor) -> Rule:
-    """Equal steps, for noises that are analytic; `high(n)` has 1 − F ≤ 1e−17/n."""
-    u = u.detach()
-    n = MANY if is_keeping() else max(1, sizes(u)[-1])
-    count = few if n <= MODERATE else STEPS
-    first, last = ends(at, u, spaced(low, high(n), u))
-    step = (last - first) / count
-    nodes = first + step * (nodes_like(torch.arange(count, device=u.device), u) + 0.5)
-    return nodes, step.expand(count, *step.shape[1:]), first.squeeze(0)
-
-
-def above_the_scores(share: float, u: Tensor) -> Rule:
-    """Of F = 1 − share e^{−t} for t > 0: v = e^{−z} up to that of the largest score, or to where Π (1 − share v w) ≤ e^{−45}."""
-    x, w = (nodes_like(values, u) for values in GAUSS[48])
-    mass = u.detach().exp().sum(-1, keepdim=True)
-    bound = torch.minimum((-largest(u)).exp(), 45.0 / share / mass.clamp_min(1e-300))
-    return -(bound * x).log(), (w / x).expand(-1, *u.shape[:-1], 1), -bound.log()
-
-
-def largest(u: Tensor) -> Tensor:
-    """The largest score [..., 1], 0 but with its derivative; 0 in a row of masks."""
-    top = u.amax(-1, keepdim=True)
-    return top.masked_fill(top == -math.inf, 0.0)
-
-
-def panels(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Gauss's rule between each edge [..., k] and the next, left out where none is: these are as many as the most of a row."""
-    start, width = edges[..., :-1], edges[..., 1:] - edges[..., :-1]
-    if is_concrete(edges):
-        count = max(1, int((width.detach() > 0).sum(-1).max()))
-        places = width.detach().topk(min(count, sizes(width)[-1]), -1).indices
-        start, width = start.gather(-1, places), width.gather(-1, places)
-    x, w = (values.to(edges.device, edges.dtype) for values in GAUSS[order])
-    z = (start.unsqueeze(-1) + width.unsqueeze(-1) * x).flatten(-2)
-    weights = (width.unsqueeze(-1) * w).flatten(-2)
-    return tuple(v.movedim(v.ndim - 1, 0).unsqueeze(-1) for v in (z, weights))  # type: ignore[return-value]
-
-
-def between_kinks(u: Tensor) -> Rule:
-    """Uniform noise on [0, 1]: panels between the kinks u + 1, below 1 by s where −log e^L ≥ H(s) = Σ (s − d)₊, d = −u."""
-    fixed = u.detach()
-    count = max(1, int((fixed > -1).sum(-1).max())) if is_concrete(u) else u.shape[-1]
-    kinks = highest(u, count)[0]
-    depths = -highest(fixed, count)[0].clamp_min(-1.0)  # of masks and what is below 1 it is the end that there is
-    k = torch.arange(1, depths.shape[-1] + 1, dtype=u.dtype, device=u.device)
-    sums = depths.cumsum(-1)
-    heights = k * depths - sums  # H at each kink
-    few = not is_keeping() and sizes(depths)[-1] <= 64
-    levels = torch.arange(8.0, 41.0, 8.0) if few else torch.arange(0.5, 40.5, 0.5)
-    levels = levels.to(u.dtype).to(u.device).expand(*u.shape[:-1], -1)
-    active = (heights.unsqueeze(-2) <= levels.unsqueeze(-1)).sum(-1).clamp_min(1) - 1
-    s = (levels + sums.gather(-1, active)) / (active + 1)
-    deepest = 1 - s[..., -1:]
-    bottom = torch.maximum(largest(u), deepest)
-    # What is not differentiated lies between what is, never at the same place.
-    edges = torch.cat((bottom, *(torch.where(v > bottom + 1e-12, v, bottom) for v in (1 - s, kinks + 1))), -1)
-    return *panels(edges.sort(-1).values, 12 if few else 6), bottom
-
-
-def graded(scores: Tensor, low: Tensor, high: Tensor, width: float, kind: float, more: Tensor | None = None) -> Tensor:
-    """Edges from low to high: the scores [..., k], and between them steps that are as wide as `width` near a score, and away from
-    it as wide as the distance over `kind`."""
-    places = torch.where(scores < low, low, torch.where(scores > high, high, scores)).sort(-1).values
-    fixed = places.detach()
-    middles = (fixed[..., 1:] + fixed[..., :-1]) / 2
-    # Halves of gaps, from a score out: up from the scores to `tops`, and down to `bottoms`.
-    tops, bottoms = torch.cat((middles, high), -1), torch.cat((low, middles), -1)
-    lengths = torch.stack((fixed - bottoms, tops - fixed), -1).flatten(-2)
-    steps = kind * (lengths / (kind * width)).log1p()
-    before = steps.cumsum(-1)
-    total = before[..., -1:]
-    count = 128
-    if is_concrete(total):
-        count = max(1, min(512, math.ceil(float(total.detach().max()))))
-    t = total * (torch.arange(1, count, dtype=total.dtype, device=total.device) / count)
-    half = (before.unsqueeze(-2) < t.unsqueeze(-1)).sum(-1).clamp_max(steps.shape[-1] - 1)
-    left = before.gather(-1, half) - t  # to the end of the half
-    way = torch.where(half % 2 == 0, left, steps.gather(-1, half) - left)
-    distance = kind * width * expm1(way / kind)
-    score = places.gather(-1, half // 2)
-    inner = score.detach() + torch.where(half % 2 == 0, -distance, distance)
-    # What is not differentiated lies between what is, never at the same place.
-    inner = torch.where(distance < 1e-9 * width, score, inner)
-    parts = [inner] if more is None else [inner, more]
-    within = (torch.where(v <= low, low, torch.where(v >= high, high, v)) for v in parts)
-    return torch.cat((low, places, *within, high), -1).sort(-1).values
-
-
 def of_laplace(u: Tensor) -> Rule:
     *above, bottom = above_the_scores(0.5, u)
     top, fixed = largest(u), u.detach()
@@ -227,36 +73,6 @@ def of_laplace(u: Tensor) -> Rule:
 def laplace_level(u: Tensor) -> Tensor:
     """L at the largest score."""
     return torch.log1p(-0.5 * u.exp()).sum(-1, keepdim=True)
-
-
-def of_tails(
-    at: Callable[..., Any],
-    low: float,
-    high: float,
-    width: float,
-    quantiles: tuple[float, ...],
-    smooth: bool,
-    kinks: tuple[float, ...],
-    u: Tensor,
-) -> Rule:
-    """Panels for any noise: `quantiles` in which −log F falls e-fold, `kinks` of F, a `width` in which it is smooth."""
-    fixed = u.detach()
-    curve = lambda t: width * torch.sinh(t)
-    first, last = ends(at, fixed, spaced(math.asinh(low / width), math.asinh(high / width), u, curve))
-    first, last = first.squeeze(0), last.squeeze(0)
-    scores = highest(u, SEEN)[0]
-    if smooth:
-        scores = (scores.detach() / width).floor() * width
-    else:
-        scores = torch.cat([scores + kink for kink in kinks], -1)
-        bottom = kinks[0] + largest(u) if low == kinks[0] else None
-        if bottom is not None:
-            first = torch.maximum(first, bottom)
-    more = largest(fixed) + torch.tensor(quantiles, dtype=u.dtype, device=u.device)
-    return *panels(graded(scores, first, last, width, 2.0, more), 16), first
-
-
-# The noises ----------------------------------------------------------------------------------------------------------------------
 
 
 def gumbel(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,7 +169,7 @@ def _log_g(y: float, order: float) -> float:
         for k in range(1, 40):
             powers.append(sum(((order - 1) * i - (k - i)) * sinc[i] * powers[k - i] for i in range(1, k + 1)) / k)
         return math.log(math.fsum(s * y**k / (2 * k + order) for k, s in enumerate(powers)))
-    x, w = _gauss(200)
+    x, w = gauss_rule(200)
     return math.log(math.fsum(b * (a * _sinc(phi * a)) ** (order - 1) for a, b in zip(x, w, strict=True)))
 
 
@@ -418,7 +234,7 @@ def of_distribution(noise: Distribution) -> Noise:
         return log_f.clamp_min(-1e4), torch.where(inside & (f > 0), rate, 0.0)
 
     number = lambda t: float(cdf(torch.tensor(t, dtype=torch.float64)))
-    quantiles = [_bisect(number, level) for level in (math.exp(LOWEST), 0.25, 0.5, 0.75)]
+    quantiles = [_bisect(number, log_cdf_of_all) for log_cdf_of_all in (math.exp(LOWEST), 0.25, 0.5, 0.75)]
     lows = [_bisect(number, math.exp(-math.exp(k))) for k in (3, 2, 1, 0)]
     highs = [_bisect(number, -math.expm1(-k)) for k in range(1, 37)]
     low = max(bottom, quantiles[0]) if bottom > -math.inf else quantiles[0]
@@ -436,16 +252,16 @@ def _inside(bottom: float, top: float) -> float:
     return bottom + 1 if math.isfinite(bottom) else top - 1 if math.isfinite(top) else 0.0
 
 
-def _bisect(cdf: Callable[[float], float], level: float) -> float:
-    """The least t, to double precision, with F(t) ≥ level."""
+def _bisect(cdf: Callable[[float], float], log_cdf_of_all: float) -> float:
+    """The least t, to double precision, with F(t) ≥ log_cdf_of_all."""
     low, high = -1.0, 1.0
-    while cdf(low) >= level and low > -1e300:
+    while cdf(low) >= log_cdf_of_all and low > -1e300:
         low *= 2
-    while cdf(high) < level and high < 1e300:
+    while cdf(high) < log_cdf_of_all and high < 1e300:
         high *= 2
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (low, middle) if cdf(middle) >= level else (middle, high)
+        low, high = (low, middle) if cdf(middle) >= log_cdf_of_all else (middle, high)
     return high
 
 
@@ -457,3 +273,50 @@ NAMED = {  # in the order of csrc/perturb_max.cpp
     "uniform": Noise("uniform", uniform, between_kinks, 0.5, 1.0),
     "exponential": Noise("exponential", exponential, functools.partial(above_the_scores, 1.0), 1.0),
 }
+
+NoiseLike = str | tuple[str, float] | Distribution
+
+_KNOWN: WeakKeyDictionary[Distribution, Noise] = WeakKeyDictionary()
+
+
+def find_noise(noise: NoiseLike) -> Noise:
+    """The noise of that name, of ("student_t", ν), or of a distribution."""
+    if isinstance(noise, str):
+        return NAMED[noise]
+    if isinstance(noise, tuple):
+        return student_t(float(noise[1]))
+    if noise not in _KNOWN:
+        _KNOWN[noise] = of_distribution(noise)
+    return _KNOWN[noise]
+
+
+def is_noise(noise: Any) -> bool:
+    """Whether there is such a noise. Of a distribution that will not do it is said why."""
+    if isinstance(noise, str):
+        return noise in NAMED
+    if isinstance(noise, tuple):
+        number = as_number(noise[1]) if len(noise) == 2 and noise[0] == "student_t" else None
+        return number is not None and LEAST_ORDER <= number <= LARGEST_ORDER
+    if not isinstance(noise, Distribution):
+        return False
+    if noise in _KNOWN:
+        return True
+    what = type(noise).__name__
+    if tuple(noise.batch_shape) + tuple(noise.event_shape):
+        raise ValueError(
+            f"perturb_max: noise must be one distribution of a number for all scores, got a {what} of shape "
+            f"{tuple(noise.batch_shape) + tuple(noise.event_shape)}; give its parameters as numbers"
+        )
+    if getattr(noise.support, "is_discrete", False):
+        raise ValueError(f"perturb_max: noise must have a density, got the discrete {what}; take a continuous distribution")
+    if known_family(noise) is not None:
+        return True
+    try:
+        noise.cdf(noise.sample())
+        noise.log_prob(noise.sample())
+    except NotImplementedError:
+        raise ValueError(
+            f"perturb_max: noise must have a CDF and a density, and torch has none for {what}; take one of {', '.join(NAMED)}, "
+            "('student_t', ν), or a distribution with cdf and log_prob"
+        ) from None
+    return True

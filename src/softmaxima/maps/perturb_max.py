@@ -14,87 +14,26 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from softmaxima.base.arguments import Array, DType
 from softmaxima.base.jacobian import Form, narrowed
-from softmaxima.base.numbers import as_number
-from softmaxima.base.onnx import expm1, refuse_export
+from softmaxima.base.onnx import expm1
 from softmaxima.base.public import public
 from softmaxima.base.rows import row_maximum, total, without_mask
 from softmaxima.base.temperature import over
-from softmaxima.base.tracing import is_concrete, is_keeping, operation, sizes
+from softmaxima.base.tracing import is_concrete, sizes
 from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.engine.envelope import with_slope
 from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps._module import MapModule
-from softmaxima.maps._noises import (
-    GAUSS,
-    LARGEST_ORDER,
-    LEAST_ORDER,
-    NAMED,
-    Noise,
-    at_nodes,
-    in_blocks,
-    known_family,
-    of_distribution,
-    student_t,
-)
-
-NoiseLike = str | tuple[str, float] | Distribution
-
-_KNOWN: WeakKeyDictionary[Distribution, Noise] = WeakKeyDictionary()
-
+from softmaxima.maps._noises import NAMED, Noise, NoiseLike, find_noise, is_noise
+from softmaxima.maps._perturb_max_conjugate import conjugate, moments, regulariser
+from softmaxima.maps._quadrature import GAUSS, at_nodes, halved_sum, in_blocks, relative
 
 ERROR = 1e-6  # of the sum of the probabilities, beyond which the rule is not fine enough for a distribution
-
-
-def find_noise(noise: NoiseLike) -> Noise:
-    """The noise of that name, of ("student_t", ν), or of a distribution."""
-    if isinstance(noise, str):
-        return NAMED[noise]
-    if isinstance(noise, tuple):
-        return student_t(float(noise[1]))
-    if noise not in _KNOWN:
-        _KNOWN[noise] = of_distribution(noise)
-    return _KNOWN[noise]
-
-
-def is_noise(noise: Any) -> bool:
-    """Whether there is such a noise. Of a distribution that will not do it is said why."""
-    if isinstance(noise, str):
-        return noise in NAMED
-    if isinstance(noise, tuple):
-        number = as_number(noise[1]) if len(noise) == 2 and noise[0] == "student_t" else None
-        return number is not None and LEAST_ORDER <= number <= LARGEST_ORDER
-    if not isinstance(noise, Distribution):
-        return False
-    if noise in _KNOWN:
-        return True
-    what = type(noise).__name__
-    if tuple(noise.batch_shape) + tuple(noise.event_shape):
-        raise ValueError(
-            f"perturb_max: noise must be one distribution of a number for all scores, got a {what} of shape "
-            f"{tuple(noise.batch_shape) + tuple(noise.event_shape)}; give its parameters as numbers"
-        )
-    if getattr(noise.support, "is_discrete", False):
-        raise ValueError(f"perturb_max: noise must have a density, got the discrete {what}; take a continuous distribution")
-    if known_family(noise) is not None:
-        return True
-    try:
-        noise.cdf(noise.sample())
-        noise.log_prob(noise.sample())
-    except NotImplementedError:
-        raise ValueError(
-            f"perturb_max: noise must have a CDF and a density, and torch has none for {what}; take one of {', '.join(NAMED)}, "
-            "('student_t', ν), or a distribution with cdf and log_prob"
-        ) from None
-    return True
 
 
 def theta(noise: NoiseLike, scale: float | Tensor) -> tuple[float, float | Tensor, float | Tensor] | None:
@@ -173,26 +112,6 @@ def literal_parts(u: Tensor, noise: NoiseLike, found: Noise) -> tuple[Any, Any, 
     x, w = GAUSS[12]
     width = edges.diff()[:, None]
     return cdf, density, (edges[:-1, None] + width * x).flatten(), (width * w).flatten()
-
-
-def relative(z: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """(u = z/σ less its largest, 0 in a row that has NaN or +∞; that row's NaN, 0 for the others) in float64."""
-    wide = z.double()
-    wrong = (wide.isnan() | (wide == math.inf)).any(-1, keepdim=True)
-    wide = wide.masked_fill(wrong, 0.0)
-    u = (wide - row_maximum(wide)) / scale
-    return u, torch.where(wrong, math.nan, 0.0)
-
-
-def halved_sum(terms: Tensor) -> Tensor:
-    """Σ over the first axis, in the same order for every place: equal scores get equal probabilities."""
-    if is_keeping():  # of nodes whose number depends on that of the scores
-        return terms.sum(0)
-    while (count := sizes(terms)[0]) > 1:
-        half = count // 2
-        sums = terms[:half] + terms[half : 2 * half]
-        terms = sums if count % 2 == 0 else torch.cat((sums, terms[2 * half :]))
-    return terms[0]
 
 
 def forward(z: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
@@ -289,21 +208,6 @@ class Mixture(Form):
         return over((whole / scale + self.nothing.unsqueeze(-1)).to(self.p.dtype), tau)
 
 
-def moments(noise: Noise, u: Tensor) -> tuple[Tensor, Tensor]:
-    """(p [..., n], ∂p/∂u [..., n, n])."""
-    n = sizes(u)[-1]
-    nodes, weights, _ = noise.rule(u)
-    p, products = torch.zeros_like(u), u.new_zeros((*u.shape, n))
-    for block in in_blocks(nodes, u):
-        level, rate = at_nodes(noise.at, nodes[block], u)
-        shares = weights[block] * level.exp() * rate
-        p = p + halved_sum(shares)
-        products = products - torch.einsum("k...i,k...j->...ij", shares, rate)
-    own = torch.eye(n, dtype=torch.bool, device=u.device)
-    products = products.masked_fill(own, 0.0)
-    return p, torch.where(own, -products.sum(-1, keepdim=True), products)
-
-
 def sensitivity(p: Tensor, z: Tensor, noise: NoiseLike, scale: float | Tensor) -> Mixture:
     u, nothing = relative(z, scale)
     return Mixture(u, p, find_noise(noise), scale, nothing)
@@ -313,195 +217,6 @@ def scale_gradient(p: Tensor, z: Tensor, noise: NoiseLike, scale: float | Tensor
     """∂p/∂σ = −J z/σ."""
     moved = without_mask((z - row_maximum(z)).double())
     return (-sensitivity(p, z, noise, scale).push(moved) / scale).to(p.dtype)
-
-
-# The conjugate Ω*(x) = E max(x + σε) = σ E max(u + ε), and Ω(y) = σ sup_u ⟨u, y⟩ − E max(u + ε).
-
-
-def with_loss(noise: NoiseLike) -> Noise:
-    """The noise, which must be one of those whose tails end by the last node: E max(x + ε) is a sum over all of them."""
-    found = find_noise(noise)
-    if found.name not in NAMED:
-        raise ValueError(
-            f"perturb_max_loss: noise must be one of {', '.join(map(repr, NAMED))}, got {noise!r}; take surrogate_loss for others, "
-            "which has the same gradient"
-        )
-    return found
-
-
-def expected_maximum(noise: Noise, u: Tensor) -> Tensor:
-    """E max(u + ε) = b + ∫_b^∞ (1 − e^L) dz [..., 1], e^L being 0 below b; of a score alone E ε."""
-    nodes, weights, value = noise.rule(u)
-    for block in in_blocks(nodes, u):
-        value = value - (weights[block] * expm1(at_nodes(noise.at, nodes[block], u)[0])).sum(0)
-    return torch.where((u > -math.inf).sum(-1, keepdim=True) <= 1, noise.mean, value)  # type: ignore[arg-type]
-
-
-def conjugate(z: Tensor, p: Tensor, slope: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
-    found = with_loss(noise)
-    if 0 in sizes(z):
-        return z.sum(-1)
-    with torch.no_grad():
-        fixed = scale.detach() if isinstance(scale, Tensor) else scale  # or forward mode would count it twice
-        u, nothing = relative(z.detach(), fixed)
-        top = row_maximum(z.detach()) / fixed
-        value = expected_maximum(found, u) + found.start + top.masked_fill(nothing.isnan(), 0.0) + nothing
-    value = scale * with_slope(value, without_mask(z) / scale, p)  # by the scale too
-    return with_slope(value, z, slope - p).squeeze(-1)
-
-
-STEPS = 60  # of Newton's method at most
-FARTHEST = 2.0  # that one of them goes, in units of the noise
-
-
-def regulariser(y: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
-    """σ ⟨u, y⟩ with the u of p(u) = y and E max(u + ε) = 0, which is its slope; over the classes with y > 0."""
-    found = with_loss(noise)
-    if 0 in sizes(y):
-        return y.sum(-1)
-    wide = y.double()
-    with torch.no_grad():
-        fixed = wide.detach()
-        allowed = fixed > 0
-        labels = is_concrete(fixed) and bool((allowed.sum(-1) <= 1).all())
-        u = torch.zeros_like(fixed).masked_fill(~allowed, -math.inf) if labels else found.unit * scores_of(fixed, found.name)
-        slope = u - found.start - (found.mean if labels else expected_maximum(found, u))  # type: ignore[operator]
-        least = slope.amax(-1, keepdim=True) - found.width if found.width < math.inf else torch.zeros_like(slope[..., :1])
-        slope = torch.where(allowed, slope, least)
-        value = (slope * fixed).sum(-1, keepdim=True)
-    if not labels and y.requires_grad:  # Ω″ is J⁻¹
-        p, matrix = moments(found, u)
-        inverse = _inverse(matrix, p, allowed)
-        slope = slope + (inverse @ (wide - fixed).unsqueeze(-1)).squeeze(-1)
-    return (scale * with_slope(value, wide, slope)).squeeze(-1).to(y.dtype)
-
-
-def _relative(u: Tensor, allowed: Tensor) -> Tensor:
-    """Less its largest, −∞ where not allowed."""
-    u = u.masked_fill(~allowed, -math.inf)
-    return u - row_maximum(u)
-
-
-def _inverse(matrix: Tensor, p: Tensor, allowed: Tensor) -> Tensor:
-    """Of ∂p/∂u where p > 0, and 0 elsewhere: about it √p, for p may be of any size, and 1 for a constant, which moves no p."""
-    counted = allowed & (p > 0)
-    root = torch.where(counted, p, 1.0).sqrt()
-    outside = ~(counted.unsqueeze(-1) & counted.unsqueeze(-2))
-    scaled = (matrix / root.unsqueeze(-1) / root.unsqueeze(-2)).masked_fill(outside, 0.0)
-    along = root * counted
-    own = torch.diag_embed((~counted).to(p.dtype))
-    inverse = torch.linalg.inv_ex(scaled + along.unsqueeze(-1) * along.unsqueeze(-2) + own).inverse
-    return (inverse / root.unsqueeze(-1) / root.unsqueeze(-2)).masked_fill(outside, 0.0)
-
-
-HELD = 1 << 17  # scores at once, each with some hundred rates
-PRODUCTS, SMALLER = 100, 1e-9  # products with J of one step at most, and by how much they make its error smaller
-
-
-class Curvature:
-    """J = ∂p/∂u = Σ_k c_k (A_k diag(a_k) − a_k a_kᵀ) at all nodes k, without the row and the column of the largest score.
-
-    Without these it is the matrix of a weighted graph of which one place is held: positive definite, and close to its diagonal.
-    """
-
-    def __init__(self, noise: Noise, u: Tensor) -> None:
-        nodes, weights, value = noise.rule(u)
-        top = u.argmax(-1, keepdim=True)
-        p, full, own = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(u)
-        shares, rates = [], []
-        for block in in_blocks(nodes, u):
-            level, rate = at_nodes(noise.at, nodes[block], u)
-            share = weights[block] * level.exp()
-            p = p + halved_sum(share * rate)
-            value = value - (weights[block] * expm1(level)).sum(0)
-            all_rates = rate.sum(-1, keepdim=True)
-            rate = rate.scatter(-1, top.expand(len(rate), *top.shape), 0.0)
-            full = full + (share * all_rates * rate).sum(0)
-            own = own + (share * rate * (all_rates - rate)).sum(0)
-            shares.append(share)
-            rates.append(rate)
-        self.p, self.expected, self.full = p, value, full
-        self.share, self.rate = (torch.cat(each).movedim(0, 1) for each in (shares, rates))  # [rows, nodes, 1 and n]
-        self.counts = own > 0
-        self.own = torch.where(self.counts, own, 1.0)
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        along = self.share * (self.rate @ v.unsqueeze(-1))
-        return torch.where(self.counts, self.full * v - (along.mT @ self.rate).squeeze(-2), 0.0)
-
-    def solve(self, target: Tensor) -> Tensor:
-        """v with J v = target [rows, n], 0 at the largest score, by conjugate gradients with the diagonal for a preconditioner."""
-        rest = torch.where(self.counts, target, 0.0)
-        v = torch.zeros_like(rest)
-        direction = towards = rest / self.own
-        product = (rest * towards).sum(-1, keepdim=True)
-        enough = SMALLER**2 * product
-        for _ in range(PRODUCTS):
-            image = self @ direction
-            bend = (direction * image).sum(-1, keepdim=True)
-            going = (product > enough) & (bend > 0)
-            if not bool(going.any()):
-                break
-            length = torch.where(going, product / torch.where(going, bend, 1.0), 0.0)
-            v, rest = v + length * direction, rest - length * image
-            towards = rest / self.own
-            before, product = product, (rest * towards).sum(-1, keepdim=True)
-            direction = towards + product / torch.where(before > 0, before, 1.0) * direction
-        return v + rest / self.own  # of the smallest p a step of Jacobi's has all digits
-
-
-def scores_of(y: Tensor, name: str) -> Tensor:
-    """u with p(u) = y and maximum 0, by Newton's method on ⟨u, y⟩ − E max(u + ε), which is concave; y may sum to 1 by its dtype."""
-    if is_concrete(y):
-        return _scores_now(y, name)
-    refuse_export("perturb_max_loss", "solver of its regulariser")
-    with torch.autograd.forward_ad._set_fwd_grad_enabled(False):  # of a constant
-        return _scores_of(y, name)
-
-
-def _scores_now(y: Tensor, name: str) -> Tensor:
-    rows = (y / total(y)).reshape(-1, sizes(y)[-1])
-    some_rows = rows.split(max(1, HELD // sizes(y)[-1]))
-    return torch.cat([_scores_of_rows(some, NAMED[name]) for some in some_rows]).reshape(y.shape)
-
-
-def _scores_of_rows(y: Tensor, noise: Noise) -> Tensor:
-    allowed = y > 0
-    u = torch.zeros_like(y).masked_fill(~allowed, -math.inf)
-    length = torch.ones_like(y[:, :1])
-    value, move = None, torch.zeros_like(y)
-    for _ in range(STEPS):
-        ahead = _relative(u + length * move, allowed)
-        here = Curvature(noise, ahead)
-        reached = (without_mask(ahead) * y).sum(-1, keepdim=True) - here.expected
-        if value is not None:  # a step that lost is a quarter as long
-            better = reached >= value - 1e-14 * (1 + value.abs())
-            length = torch.where(better, 1.0, length / 4)
-            if not bool(better.all()):
-                ahead, reached = torch.where(better, ahead, u), torch.where(better, reached, value)
-                here = Curvature(noise, ahead)
-        u, p, value = ahead, here.p, reached
-        whole = here.solve(y - p)
-        if bool(((y - p).abs() <= 1e-7 * y + 1e-15).all()):  # the last step leaves the square of that
-            return _relative(u + whole, allowed)
-        move = whole * (FARTHEST / whole.abs().amax(-1, keepdim=True).clamp_min(FARTHEST))
-    return u
-
-
-@operation("perturb_max_scores")
-def _scores_of(y: Tensor, name: str) -> Tensor:
-    """The same where values cannot be read."""
-    return _scores_now(y, name)
-
-
-@_scores_of.register_fake
-def _(y: Tensor, name: str) -> Tensor:
-    return y.new_empty(y.shape)
-
-
-@_scores_of.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], y: Tensor, name: str) -> tuple[Tensor, int]:
-    return _scores_of(y.movedim(in_dims[0], 0), name), 0
 
 
 PERTURB_MAX = register(
