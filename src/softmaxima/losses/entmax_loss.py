@@ -3,16 +3,14 @@ r"""entmax_loss and entmax15_loss: the Fenchel–Young losses of entmax-α; ∂L
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses.contract import Loss, LossModule, register
-from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
-from softmaxima.losses.parts import RowForm, one_map
+from softmaxima.losses.contract import LossModule
+from softmaxima.losses.fenchel_young import fenchel_young, register_named
 from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.entmax15 import ENTMAX15
 
@@ -103,28 +101,5 @@ class Entmax15Loss(LossModule):
     function = entmax15_loss
 
 
-register(
-    Loss(
-        "entmax_loss",
-        entmax_loss,
-        EntmaxLoss,
-        partial(evaluation, map=ENTMAX),
-        partial(reference, map=ENTMAX),
-        map="entmax",
-        examples=({"alpha": 1.5}, {"alpha": 1.0}, {"alpha": 1.1}, {"alpha": 2.5}),
-        zero_at_target=True,
-        row_form=RowForm(one_map("entmax"), fenchel=True),
-    )
-)
-register(
-    Loss(
-        "entmax15_loss",
-        entmax15_loss,
-        Entmax15Loss,
-        partial(evaluation, map=ENTMAX15),
-        partial(reference, map=ENTMAX15),
-        map="entmax15",
-        zero_at_target=True,
-        row_form=RowForm(one_map("entmax15"), fenchel=True),
-    )
-)
+register_named(entmax_loss, EntmaxLoss, ENTMAX, {"alpha": 1.5}, {"alpha": 1.0}, {"alpha": 1.1}, {"alpha": 2.5})
+register_named(entmax15_loss, Entmax15Loss, ENTMAX15)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from softmaxima.losses.arguments import check_sums
 from softmaxima.losses.batch import Batch
 from softmaxima.losses.contract import OF_SCORES, SHARED, Loss, LossModule, register
 from softmaxima.losses.evaluation import Evaluation, reduced
-from softmaxima.losses.parts import FindMap, RowForm
+from softmaxima.losses.parts import FindMap, RowForm, one_map
 from softmaxima.losses.row_losses import losses_of
 
 
@@ -179,6 +180,14 @@ def _rounded_below(rows: Tensor, terms: tuple[Tensor, ...], y: Tensor) -> Tensor
     rounding = (1 - y.sum(-1)).abs() + 2.0**-40
     largest = rounding * (1 + terms[0].abs() + terms[1].abs() + terms[2].abs())
     return torch.where((rows < 0) & (rows >= -largest), -rows, 0.0)
+
+
+def register_named(function: Callable[..., Any], module: type[LossModule], map: Map, *examples: dict[str, Any]) -> Loss:
+    """The loss of one map that has a name of its own, in parts where the map is."""
+    form = None if map.blocks is None else RowForm(one_map(map.name), fenchel=True)
+    given = {"map": map.name, "examples": examples or ({},), "zero_at_target": True, "row_form": form}
+    own = partial(evaluation, map=map), partial(reference, map=map)
+    return register(Loss(function.__name__, function, module, *own, **given))
 
 
 @public

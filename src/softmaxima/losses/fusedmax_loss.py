@@ -3,15 +3,14 @@ r"""fusedmax_loss: the Fenchel–Young loss of fusedmax, Ω*(x) + Ω(y) − ⟨x
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses.contract import Loss, LossModule, register
-from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
+from softmaxima.losses.contract import LossModule
+from softmaxima.losses.fenchel_young import fenchel_young, register_named
 from softmaxima.maps.fusedmax import FUSEDMAX
 
 
@@ -63,15 +62,4 @@ class FusedmaxLoss(LossModule):
         super().__init__(weight, gamma=FUSEDMAX.params[0].held(type(self).__name__, gamma), **options)
 
 
-register(
-    Loss(
-        "fusedmax_loss",
-        fusedmax_loss,
-        FusedmaxLoss,
-        partial(evaluation, map=FUSEDMAX),
-        partial(reference, map=FUSEDMAX),
-        map="fusedmax",
-        examples=({"gamma": 0.1}, {"gamma": 0.5}),
-        zero_at_target=True,
-    )
-)
+register_named(fusedmax_loss, FusedmaxLoss, FUSEDMAX, {"gamma": 0.1}, {"gamma": 0.5})

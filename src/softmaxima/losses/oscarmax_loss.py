@@ -3,15 +3,14 @@ r"""oscarmax_loss: the Fenchel–Young loss of oscarmax, Ω*(x) + Ω(y) − ⟨x
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses.contract import Loss, LossModule, register
-from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
+from softmaxima.losses.contract import LossModule
+from softmaxima.losses.fenchel_young import fenchel_young, register_named
 from softmaxima.maps.oscarmax import OSCARMAX
 
 
@@ -63,15 +62,4 @@ class OscarmaxLoss(LossModule):
         super().__init__(weight, gamma=OSCARMAX.params[0].held(type(self).__name__, gamma), **options)
 
 
-register(
-    Loss(
-        "oscarmax_loss",
-        oscarmax_loss,
-        OscarmaxLoss,
-        partial(evaluation, map=OSCARMAX),
-        partial(reference, map=OSCARMAX),
-        map="oscarmax",
-        examples=({"gamma": 0.05}, {"gamma": 0.5}),
-        zero_at_target=True,
-    )
-)
+register_named(oscarmax_loss, OscarmaxLoss, OSCARMAX, {"gamma": 0.05}, {"gamma": 0.5})

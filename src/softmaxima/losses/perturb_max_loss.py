@@ -3,15 +3,14 @@ r"""perturb_max_loss: E max(x + σε) + Ω(y) − ⟨x, y⟩, the Fenchel–Youn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses.contract import Loss, LossModule, register
-from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
+from softmaxima.losses.contract import LossModule
+from softmaxima.losses.fenchel_young import fenchel_young, register_named
 from softmaxima.maps._noises import NoiseLike, is_noise
 from softmaxima.maps._perturb_max_conjugate import with_loss
 from softmaxima.maps.perturb_max import PERTURB_MAX
@@ -79,15 +78,4 @@ class PerturbMaxLoss(LossModule):
         super().__init__(weight, **held, **options)
 
 
-register(
-    Loss(
-        "perturb_max_loss",
-        perturb_max_loss,
-        PerturbMaxLoss,
-        partial(evaluation, map=PERTURB_MAX),
-        partial(reference, map=PERTURB_MAX),
-        map="perturb_max",
-        examples=({"noise": "uniform", "scale": 2.0},),
-        zero_at_target=True,
-    )
-)
+register_named(perturb_max_loss, PerturbMaxLoss, PERTURB_MAX, {"noise": "uniform", "scale": 2.0})

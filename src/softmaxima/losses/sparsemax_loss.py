@@ -3,14 +3,12 @@ r"""sparsemax_loss: L = ½ − x_t + ½ Σ_{p_i>0} (x_i² − λ²), the Fenchel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from softmaxima.base.arguments import Array
 from softmaxima.base.public import public
-from softmaxima.losses.contract import Loss, LossModule, register
-from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
-from softmaxima.losses.parts import RowForm, one_map
+from softmaxima.losses.contract import LossModule
+from softmaxima.losses.fenchel_young import fenchel_young, register_named
 from softmaxima.maps.sparsemax import SPARSEMAX
 
 
@@ -54,15 +52,4 @@ class SparsemaxLoss(LossModule):
     function = sparsemax_loss
 
 
-register(
-    Loss(
-        "sparsemax_loss",
-        sparsemax_loss,
-        SparsemaxLoss,
-        partial(evaluation, map=SPARSEMAX),
-        partial(reference, map=SPARSEMAX),
-        map="sparsemax",
-        zero_at_target=True,
-        row_form=RowForm(one_map("sparsemax"), fenchel=True),
-    )
-)
+register_named(sparsemax_loss, SparsemaxLoss, SPARSEMAX)

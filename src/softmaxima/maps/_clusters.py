@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.base.jacobian import Clustered
+from softmaxima.base.onnx import refuse_export
 from softmaxima.base.rows import number_like
+from softmaxima.engine.contract import Parameter
 from softmaxima.maps._threshold import entmax_rows
 
 ROUNDING = 2.0**-48  # of levels: it must not say which equal scores are in one cluster, nor what is in the support at its edge
@@ -114,3 +116,37 @@ def operation(name: str, solve: Solver) -> Callable[[Tensor, Any], Clusters]:
         return Clusters(*clusters(z.detach(), number_like(gamma, z).detach()))
 
     return found
+
+
+def functions(
+    name: str, clusters: Callable[[Tensor, Any], Clusters]
+) -> tuple[Callable[..., Tensor], Callable[..., Clustered], Callable[..., Tensor]]:
+    """(forward, sensitivity, ∂p/∂γ) of the map that its clusters make."""
+
+    def forward(z: Tensor, gamma: float | Tensor) -> Tensor:
+        refuse_export(name, "loop over the scores of a row")
+        return probabilities(clusters(z, gamma), gamma).to(z.dtype)
+
+    return (
+        forward,
+        lambda p, z, gamma: sensitivity(clusters(z, gamma), p),
+        lambda p, z, gamma: gradient(clusters(z, gamma), p),
+    )
+
+
+def strength(default: float, examples: tuple[float, ...], gradient: Any, regulariser_gradient: Any) -> Parameter:
+    """γ."""
+    return Parameter(
+        name="gamma",
+        default=default,
+        examples=examples,
+        valid=lambda gamma: (gamma >= 0) & (gamma < math.inf),
+        domain="at least 0 and finite",
+        gradient=gradient,
+        regulariser_gradient=regulariser_gradient,
+    )
+
+
+def one_per_row(gamma: float | Tensor, p: Tensor) -> float | Tensor:
+    """γ as a number, or [...] to go with sums over rows p [..., n]."""
+    return gamma.to(p).squeeze(-1) if isinstance(gamma, Tensor) and gamma.ndim else gamma

@@ -20,11 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.base.arguments import Array, DType
-from softmaxima.base.jacobian import Clustered
-from softmaxima.base.onnx import refuse_export
 from softmaxima.base.public import public
 from softmaxima.base.rows import without_mask
-from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.contract import Cost, Map, Properties, register
 from softmaxima.engine.envelope import with_slope
 from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.kernel import Kernel
@@ -140,19 +138,7 @@ def solve(z: list[float], gamma: float) -> tuple[Sequence[int], list[Cluster]]:
 
 
 clusters = _clusters.operation("fusedmax", solve)
-
-
-def forward(z: Tensor, gamma: float | Tensor) -> Tensor:
-    refuse_export("fusedmax", "loop over the scores of a row")
-    return _clusters.probabilities(clusters(z, gamma), gamma).to(z.dtype)
-
-
-def sensitivity(p: Tensor, z: Tensor, gamma: float | Tensor) -> Clustered:
-    return _clusters.sensitivity(clusters(z, gamma), p)
-
-
-def gamma_gradient(p: Tensor, z: Tensor, gamma: float | Tensor) -> Tensor:
-    return _clusters.gradient(clusters(z, gamma), p)
+forward, sensitivity, gamma_gradient = _clusters.functions("fusedmax", clusters)
 
 
 def variation(p: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -166,8 +152,7 @@ def variation(p: Tensor, allowed: Tensor | None = None) -> Tensor:
 
 def regulariser(p: Tensor, gamma: float | Tensor, allowed: Tensor | None = None) -> Tensor:
     """Ω(p) = ½ (‖p‖² − 1) + γ Σ |p_{i+1} − p_i|."""
-    strength = gamma.to(p).squeeze(-1) if isinstance(gamma, Tensor) and gamma.ndim else gamma
-    return gini(p) + strength * variation(p, allowed)
+    return gini(p) + _clusters.one_per_row(gamma, p) * variation(p, allowed)
 
 
 def gamma_regulariser_gradient(p: Tensor, gamma: float | Tensor) -> Tensor:
@@ -191,17 +176,7 @@ FUSEDMAX = register(
         sensitivity=sensitivity,
         regulariser=regulariser,
         conjugate=conjugate,
-        params=(
-            Parameter(
-                name="gamma",
-                default=0.1,
-                examples=(0.1, 0.7, 0.0),
-                valid=lambda gamma: (gamma >= 0) & (gamma < math.inf),
-                domain="at least 0 and finite",
-                gradient=gamma_gradient,
-                regulariser_gradient=gamma_regulariser_gradient,
-            ),
-        ),
+        params=(_clusters.strength(0.1, (0.1, 0.7, 0.0), gamma_gradient, gamma_regulariser_gradient),),
         properties=Properties(sparse=True, order_preserving=False, monotone=False, additive_regulariser=False, neighbours=True),
         cost=Cost(reads=2),
         uses_scores=True,

@@ -10,17 +10,14 @@ of these. Scores nearer than γ to the next ones are equal in it, and of very ma
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from softmaxima.base.arguments import Array, DType
-from softmaxima.base.jacobian import Clustered
-from softmaxima.base.onnx import refuse_export
 from softmaxima.base.public import public
-from softmaxima.engine.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.engine.contract import Cost, Map, Properties, register
 from softmaxima.engine.evaluation import evaluate
 from softmaxima.kernels.kernel import Kernel
 from softmaxima.maps import _clusters
@@ -69,19 +66,7 @@ def solve(z: list[float], gamma: float) -> tuple[Sequence[int], list[Cluster]]:
 
 
 clusters = _clusters.operation("oscarmax", solve)
-
-
-def forward(z: Tensor, gamma: float | Tensor) -> Tensor:
-    refuse_export("oscarmax", "loop over the scores of a row")
-    return _clusters.probabilities(clusters(z, gamma), gamma).to(z.dtype)
-
-
-def sensitivity(p: Tensor, z: Tensor, gamma: float | Tensor) -> Clustered:
-    return _clusters.sensitivity(clusters(z, gamma), p)
-
-
-def gamma_gradient(p: Tensor, z: Tensor, gamma: float | Tensor) -> Tensor:
-    return _clusters.gradient(clusters(z, gamma), p)
+forward, sensitivity, gamma_gradient = _clusters.functions("oscarmax", clusters)
 
 
 def evenness(p: Tensor) -> Tensor:
@@ -92,8 +77,7 @@ def evenness(p: Tensor) -> Tensor:
 
 def regulariser(p: Tensor, gamma: float | Tensor) -> Tensor:
     """Ω(p) = ½ (‖p‖² − 1) − γ Σ_k (k − 1) p_(k): the penalty less what it is where one p is 1."""
-    strength = gamma.to(p).squeeze(-1) if isinstance(gamma, Tensor) and gamma.ndim else gamma
-    return gini(p) - strength * evenness(p)
+    return gini(p) - _clusters.one_per_row(gamma, p) * evenness(p)
 
 
 def gamma_regulariser_gradient(p: Tensor, gamma: float | Tensor) -> Tensor:
@@ -107,17 +91,7 @@ OSCARMAX = register(
         forward=forward,
         sensitivity=sensitivity,
         regulariser=regulariser,
-        params=(
-            Parameter(
-                name="gamma",
-                default=0.05,
-                examples=(0.05, 0.4, 0.0),
-                valid=lambda gamma: (gamma >= 0) & (gamma < math.inf),
-                domain="at least 0 and finite",
-                gradient=gamma_gradient,
-                regulariser_gradient=gamma_regulariser_gradient,
-            ),
-        ),
+        params=(_clusters.strength(0.05, (0.05, 0.4, 0.0), gamma_gradient, gamma_regulariser_gradient),),
         properties=Properties(sparse=True, monotone=False, additive_regulariser=False),
         cost=Cost(reads=2),
         uses_scores=True,
