@@ -20,7 +20,7 @@ from softmaxima.maps import REGISTRY
 if os.environ.get("SOFTMAXIMA_BACKEND") != "triton":
     pytest.skip("set SOFTMAXIMA_BACKEND=triton and TRITON_INTERPRET=1", allow_module_level=True)
 
-from softmaxima.kernels.triton import library, rows, threshold
+from softmaxima.kernels.triton import launches, library, threshold
 
 pytestmark = pytest.mark.gpu
 
@@ -38,9 +38,9 @@ MAPS = [
 def rows_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "whole", on chip; or "shared" among programs of 16 columns."""
     if request.param == "shared":
-        monkeypatch.setattr(rows, "ON_CHIP", 32)
-        monkeypatch.setattr(rows, "PART", 16)
-        monkeypatch.setattr(rows, "GROUP", 512)
+        monkeypatch.setattr(launches, "ON_CHIP", 32)
+        monkeypatch.setattr(launches, "PART", 16)
+        monkeypatch.setattr(launches, "GROUP", 512)
         monkeypatch.setattr(threshold, "GATHERED", 8)
 
 

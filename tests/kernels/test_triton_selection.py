@@ -15,7 +15,7 @@ from softmaxima.maps import REGISTRY
 if os.environ.get("SOFTMAXIMA_BACKEND") != "triton":
     pytest.skip("set SOFTMAXIMA_BACKEND=triton and TRITON_INTERPRET=1", allow_module_level=True)
 
-from softmaxima.kernels.triton import library, rows, selection
+from softmaxima.kernels.triton import launches, library, selection
 
 pytestmark = pytest.mark.gpu
 
@@ -24,8 +24,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-8, t
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "ON_CHIP", 64)
-    monkeypatch.setattr(rows, "PART", 32)
+    monkeypatch.setattr(launches, "ON_CHIP", 64)
+    monkeypatch.setattr(launches, "PART", 32)
 
 
 def hard_rows(n: int, dtype: torch.dtype) -> Tensor:

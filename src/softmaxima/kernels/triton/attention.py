@@ -16,8 +16,8 @@ from softmaxima.kernels.kernel import Kernel
 from softmaxima.kernels.triton import online_attention, threshold_attention
 from softmaxima.kernels.triton.attention_backward import Slopes, pull_keys, pull_queries
 from softmaxima.kernels.triton.attention_blocks import AttentionFunctions, Matrices, Problem, describe, matrices, numbers, width
+from softmaxima.kernels.triton.launches import ceiling
 from softmaxima.kernels.triton.library import module_of, on_device
-from softmaxima.kernels.triton.rows import ceiling
 
 LARGEST_SIZE = 256  # of a query or a value: a block of wider ones does not stay on chip
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.arithmetic import INFINITY
 from softmaxima.kernels.triton.attention_blocks import (
     block_of,
     edge,
@@ -34,7 +35,6 @@ from softmaxima.kernels.triton.attention_blocks import (
     weighted,
     write,
 )
-from softmaxima.kernels.triton.rows import INFINITY
 
 
 class Slopes(NamedTuple):

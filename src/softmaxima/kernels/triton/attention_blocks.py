@@ -24,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from softmaxima.kernels.attention import Options, contiguous_rows
-from softmaxima.kernels.triton.rows import INFINITY, next_power_of_2
+from softmaxima.kernels.triton.arithmetic import INFINITY
+from softmaxima.kernels.triton.launches import next_power_of_2
 
 FARTHEST = 2**31 - 1  # places that an int32 counts
 

@@ -6,8 +6,10 @@ import triton
 import triton.language as tl
 
 from softmaxima.kernels.triton import softmax
+from softmaxima.kernels.triton.arithmetic import INFINITY, MOST_P, exp, gap, inverse, log1p, over, row_max
+from softmaxima.kernels.triton.launches import RowFunctions
 from softmaxima.kernels.triton.loss import Loss, shannon
-from softmaxima.kernels.triton.rows import INFINITY, MOST_P, RowFunctions, add, exp, gap, inverse, log1p, over, row_max
+from softmaxima.kernels.triton.rows import add
 from softmaxima.kernels.triton.softmax import ATTENTION as ATTENTION
 from softmaxima.kernels.triton.softmax import begin, begin_backward, less_the_mean, merge
 

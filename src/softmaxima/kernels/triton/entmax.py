@@ -20,14 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
-from softmaxima.kernels.triton.attention_blocks import log1p as log1p_of_float32
-from softmaxima.kernels.triton.loss import Loss
-from softmaxima.kernels.triton.rows import (
+from softmaxima.kernels.triton.arithmetic import (
     INFINITY,
     LARGEST_FLOAT32,
     LARGEST_FLOAT64,
-    RowFunctions,
     divide,
     exp,
     expm1,
@@ -36,6 +32,10 @@ from softmaxima.kernels.triton.rows import (
     row_max,
     row_sum,
 )
+from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
+from softmaxima.kernels.triton.attention_blocks import log1p as log1p_of_float32
+from softmaxima.kernels.triton.launches import RowFunctions
+from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.threshold import Method, Threshold, begin_rows, conjugate_of, finish_rows, level_of, minus
 
 LARGEST_ORDER = tl.constexpr(1e30)

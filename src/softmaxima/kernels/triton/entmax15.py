@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.arithmetic import row_sum
 from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
+from softmaxima.kernels.triton.launches import RowFunctions
 from softmaxima.kernels.triton.loss import Loss
-from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
+from softmaxima.kernels.triton.rows import add
 from softmaxima.kernels.triton.sparsemax import above, bracket, linear
 from softmaxima.kernels.triton.threshold import (
     Method,

@@ -17,7 +17,7 @@ from softmaxima.kernels.kernel import Kernel, Theta
 from softmaxima.kernels.layout import in_memory
 from softmaxima.kernels.triton import logsumexp as logsumexp_rows
 from softmaxima.kernels.triton import loss as losses
-from softmaxima.kernels.triton.rows import launch, read, scale
+from softmaxima.kernels.triton.launches import launch, read, scale
 
 Number = float | Tensor
 

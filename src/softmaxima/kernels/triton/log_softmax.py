@@ -8,13 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import (
+from softmaxima.kernels.triton.arithmetic import (
     INFINITY,
     MOST_P,
     SHRINK_FLOAT32,
     SHRINK_FLOAT64,
-    RowFunctions,
-    add,
     exp,
     expm1,
     gap,
@@ -22,6 +20,8 @@ from softmaxima.kernels.triton.rows import (
     row_max,
     weighed,
 )
+from softmaxima.kernels.triton.launches import RowFunctions
+from softmaxima.kernels.triton.rows import add
 from softmaxima.kernels.triton.softmax import begin, log_mass, merge
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, over, row_sum
+from softmaxima.kernels.triton.arithmetic import INFINITY, exp, over, row_sum
+from softmaxima.kernels.triton.launches import RowFunctions
+from softmaxima.kernels.triton.rows import add
 from softmaxima.kernels.triton.softmax import begin, log_mass, merge
 
 

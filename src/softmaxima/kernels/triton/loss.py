@@ -17,27 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from softmaxima.kernels.layout import in_memory
-from softmaxima.kernels.triton.rows import (
-    INFINITY,
-    MOST_P,
-    RowFunctions,
-    Rows,
-    bits,
-    double,
-    everywhere,
-    expm1,
-    gap,
-    merge_parts,
-    narrowed,
-    next_power_of_2,
-    part_of,
-    read_number,
-    read_scores,
-    read_theta,
-    row_sum,
-    tile,
-    tiles,
-)
+from softmaxima.kernels.triton.arithmetic import INFINITY, MOST_P, expm1, gap, narrowed, row_sum
+from softmaxima.kernels.triton.launches import RowFunctions, Rows, bits, next_power_of_2, tiles
+from softmaxima.kernels.triton.rows import double, everywhere, merge_parts, part_of, read_number, read_scores, read_theta, tile
 
 ACCOUNTED = 3  # numbers that a thread holds for each element, where a target says something of all
 

@@ -13,24 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softmaxima.kernels.triton.arithmetic import INFINITY, exp, gap, inverse, over, row_max, row_sum
+from softmaxima.kernels.triton.launches import RowFunctions, Rows, next_power_of_2
 from softmaxima.kernels.triton.rows import (
-    INFINITY,
     Group,
-    RowFunctions,
-    Rows,
     begin_parts,
-    exp,
-    gap,
-    inverse,
-    next_power_of_2,
-    over,
     part_of,
     read_number,
     read_parts,
     read_scores,
     read_theta,
-    row_max,
-    row_sum,
     write_parts,
 )
 from softmaxima.kernels.triton.softmax import BACKWARD as BACKWARD

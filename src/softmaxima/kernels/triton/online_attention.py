@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.arithmetic import INFINITY, LOG2_E, LOG_2
 from softmaxima.kernels.triton.attention_blocks import (
     block_of,
     edge,
@@ -27,7 +28,6 @@ from softmaxima.kernels.triton.attention_blocks import (
     write,
     write_state,
 )
-from softmaxima.kernels.triton.rows import INFINITY, LOG2_E, LOG_2
 
 
 @triton.jit

@@ -8,7 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, inverse, over, row_max, row_sum
+from softmaxima.kernels.triton.arithmetic import INFINITY, exp, inverse, over, row_max, row_sum
+from softmaxima.kernels.triton.launches import RowFunctions
+from softmaxima.kernels.triton.rows import add
 from softmaxima.kernels.triton.softmax import begin_backward, less_the_mean
 
 

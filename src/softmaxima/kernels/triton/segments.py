@@ -17,21 +17,10 @@ from softmaxima.kernels.kernel import Kernel, Theta
 from softmaxima.kernels.layout import computed_in, in_memory
 from softmaxima.kernels.native_segments import Numbers, shape_of_sums
 from softmaxima.kernels.triton import logsumexp
+from softmaxima.kernels.triton.arithmetic import INFINITY
+from softmaxima.kernels.triton.launches import TRITON_DTYPE, RowFunctions, fits, next_power_of_2, numbers_of_rows, tiles
 from softmaxima.kernels.triton.library import has, module_of, on_device
-from softmaxima.kernels.triton.rows import (
-    INFINITY,
-    TRITON_DTYPE,
-    RowFunctions,
-    Scores,
-    fits,
-    next_power_of_2,
-    numbers_of_rows,
-    read_number,
-    read_theta,
-    read_values,
-    tiles,
-    write,
-)
+from softmaxima.kernels.triton.rows import Scores, read_number, read_theta, read_values, write
 
 if TYPE_CHECKING:
     from softmaxima.segments.grouping import Segments

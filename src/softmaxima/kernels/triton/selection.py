@@ -25,27 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.kernels.triton.rows import (
-    EACH_OF_STEPS,
-    INFINITY,
-    Group,
-    RowFunctions,
-    Rows,
-    begin_parts,
-    ceiling,
-    exp,
-    gap,
-    inverse,
-    next_power_of_2,
-    over,
-    read_number,
-    read_parts,
-    read_scores,
-    read_theta,
-    row_max,
-    row_sum,
-    write_parts,
-)
+from softmaxima.kernels.triton.arithmetic import INFINITY, exp, gap, inverse, over, row_max, row_sum
+from softmaxima.kernels.triton.launches import EACH_OF_STEPS, RowFunctions, Rows, ceiling, next_power_of_2
+from softmaxima.kernels.triton.rows import Group, begin_parts, read_number, read_parts, read_scores, read_theta, write_parts
 from softmaxima.kernels.triton.threshold import begin_maximum, first
 
 KEY_BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 20, torch.bfloat16: 16}  # the others of a key are 0

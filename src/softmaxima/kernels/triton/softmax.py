@@ -8,14 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
-from softmaxima.kernels.triton.loss import Loss, shannon
-from softmaxima.kernels.triton.rows import (
+from softmaxima.kernels.triton.arithmetic import (
     INFINITY,
     LOG2_E,
     MOST_P,
-    RowFunctions,
-    add,
     exp,
     gap,
     inverse,
@@ -26,6 +22,10 @@ from softmaxima.kernels.triton.rows import (
     row_sum,
     weighed,
 )
+from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
+from softmaxima.kernels.triton.launches import RowFunctions
+from softmaxima.kernels.triton.loss import Loss, shannon
+from softmaxima.kernels.triton.rows import add
 
 
 @triton.jit

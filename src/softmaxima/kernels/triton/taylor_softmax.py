@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, pulled, row_max, row_sum, weighed
+from softmaxima.kernels.triton.arithmetic import INFINITY, pulled, row_max, row_sum, weighed
+from softmaxima.kernels.triton.launches import RowFunctions
 
 
 @triton.jit

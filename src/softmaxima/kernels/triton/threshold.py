@@ -29,26 +29,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softmaxima.kernels.triton.arithmetic import INFINITY, gap, over, pulled, row_max, row_sum, weighed
+from softmaxima.kernels.triton.launches import EACH_OF_STEPS, RowFunctions, Rows, next_power_of_2, warps
 from softmaxima.kernels.triton.rows import (
-    EACH_OF_STEPS,
-    INFINITY,
     Group,
-    RowFunctions,
-    Rows,
     begin_parts,
-    gap,
-    next_power_of_2,
-    over,
     part_of,
-    pulled,
     read_number,
     read_parts,
     read_scores,
     read_theta,
-    row_max,
-    row_sum,
-    warps,
-    weighed,
     write_parts,
 )
 

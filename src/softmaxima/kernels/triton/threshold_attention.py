@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.arithmetic import INFINITY
 from softmaxima.kernels.triton.attention_blocks import (
     any_of,
     block_of,
@@ -30,7 +31,6 @@ from softmaxima.kernels.triton.attention_blocks import (
     write,
     write_state,
 )
-from softmaxima.kernels.triton.rows import INFINITY
 
 STEPS = tl.constexpr(40)
 TOLERANCE = tl.constexpr(2.0**-18)  # of Σp, before a last step that costs no pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY
+from softmaxima.kernels.triton.arithmetic import INFINITY
 from softmaxima.kernels.triton.selection import Goal, Selection, begin_rows, weight
 from softmaxima.kernels.triton.softmax import BACKWARD as BACKWARD
 
