@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -18,15 +16,13 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from softmaxima import losses
 from softmaxima.base.public import public
-from softmaxima.integrations.pairs import FUNCTIONS, Pair, usual_pair
+from softmaxima.integrations.classifier_arguments import DTYPES, check_learnt, check_parameters
+from softmaxima.integrations.pairs import FUNCTIONS, Pair, name_of, usual_pair, with_functions, with_names
 from softmaxima.integrations.training import Training, Weights, probabilities, scores
 from softmaxima.maps import find_map
 
-DTYPES = (np.float64, np.float32)
 SCALE = ("classes_", "n_features_in_", "feature_names_in_", "medians_", "missing_", "mean_", "scale_")  # learnt before training
-OWN = {"input", "target", "weight", "reduction", "ignore_index"}  # arguments of losses that training gives
 TRAINED = ("network_", "loss_curve_", "n_iter_")
 FARTHEST = 1e15  # deviations from the mean; a feature beyond counts as that, for float32 may not have its products
 EPOCHS, STEPS = 30, 360  # of training by default: so many passes over the rows, or more where those are fewer steps
@@ -144,8 +140,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return cls(
             pair.map,
             pair.loss,
-            map_params=_with_names(pair.params) or None,
-            loss_params=_with_names(pair.options) or None,
+            map_params=with_names(pair.params) or None,
+            loss_params=with_names(pair.options) or None,
             head=pair.head,
             temperature=pair.temperature,
             **options,
@@ -184,7 +180,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def prepare(self, X: Any, y: Any, sample_weight: Any = None) -> Prepared:
         """Check everything, learn the classes and the scale of the features, and give the rows as `begin` takes them."""
-        self._check()
+        check_parameters(self)
         X, y = self._validated(X, y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -256,21 +252,21 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if sorted(record["params"]) != sorted(cls._get_param_names()):
             raise ValueError(f"a Classifier has the parameters {', '.join(cls._get_param_names())}, got {sorted(record['params'])}")
         classifier = cls(**{name: _stored(name, value) for name, value in record["params"].items()})
-        classifier._check()
+        check_parameters(classifier)
         learnt = dict(record["learnt"])
         learnt["classes_"] = np.array(learnt["classes_"])
         if "feature_names_in_" in learnt:
             learnt["feature_names_in_"] = np.array(learnt["feature_names_in_"], dtype=object)
         vars(classifier).update({name: learnt[name] for name in (*SCALE, *TRAINED) if name in learnt})
-        classifier._check_learnt()
+        check_learnt(classifier)
         return classifier
 
     @property
     def pair(self) -> Pair:
         """The map and the loss."""
-        usual = usual_pair(find_map(self.map), **_with_functions(self.map_params or {}))
+        usual = usual_pair(find_map(self.map), **with_functions(self.map_params or {}))
         loss = self.loss or usual.loss
-        options = _with_functions(self.loss_params) if self.loss_params is not None else usual.options if loss == usual.loss else {}
+        options = with_functions(self.loss_params) if self.loss_params is not None else usual.options if loss == usual.loss else {}
         return replace(usual, loss=loss, options=options, head=self.head, temperature=self.temperature)
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -303,80 +299,6 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def _weights(self) -> Weights:
         """Copies, for an array may be read-only, where processes share it."""
         return tuple((torch.tensor(weight, device="cpu"), torch.tensor(bias, device="cpu")) for weight, bias in self.network_)
-
-    def _check(self) -> None:
-        """Raise ValueError for what cannot be used, before any work."""
-        if not isinstance(self.map, str):
-            raise ValueError(f"map must be the name of a map, such as 'softmax', got {self.map!r}")
-        properties = find_map(self.map, type(self).__name__).properties
-        if properties.logarithmic or not properties.of_one_class:
-            raise ValueError(f"map must give probabilities of which at most one happens, as 'softmax' does, got {self.map!r}")
-        if self.loss is not None and not (isinstance(self.loss, str) and self.loss in losses.REGISTRY):
-            raise ValueError(f"loss must be None or one of {', '.join(map(repr, sorted(losses.REGISTRY)))}, got {self.loss!r}")
-        for name, given in (("map_params", self.map_params), ("loss_params", self.loss_params)):
-            if given is not None and not isinstance(given, Mapping):
-                raise ValueError(f'{name} must be a dict such as {{"alpha": 1.25}}, or None, got {given!r}')
-            if isinstance(f := (given or {}).get("f"), str) and f not in FUNCTIONS:
-                raise ValueError(f"{name}: f must be a function or one of {', '.join(map(repr, FUNCTIONS))}, got {f!r}")
-        choices = ("head", ("linear", "cosine")), ("missing", ("refuse", "impute")), ("dtype", (None, "float32", "float64"))
-        for name, allowed in choices:
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
-        for name in ("batch_size", "patience", *(("epochs",) if self.epochs is not None else ())):
-            if not _is_count(value := getattr(self, name)):
-                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
-        for name in ("temperature", *(("learning_rate",) if self.learning_rate is not None else ())):
-            if not _is_between(0, value := getattr(self, name), math.inf):
-                raise ValueError(f"{name} must be a positive number, got {value!r}")
-        if not _is_between(0, self.validation_fraction, 1):
-            raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
-        if not isinstance(self.early_stopping, bool | np.bool_):
-            raise ValueError(f"early_stopping must be True or False, got {self.early_stopping!r}")
-        if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str) or not all(map(_is_count, self.hidden)):
-            raise ValueError(f"hidden must be the units of each hidden layer, such as (128,) or (), got {self.hidden!r}")
-        self._check_params()
-
-    def _check_params(self) -> None:
-        """Raise ValueError for parameters that the map or the loss does not have, or values that it does not take."""
-        found = find_map(self.map)
-        names = [parameter.name for parameter in found.params]
-        if unknown := set(self.map_params or {}) - set(names):
-            raise ValueError(f"map_params: {self.map} takes {', '.join(names) or 'none'}, got {min(unknown)!r}")
-        if own := set(self.loss_params or {}) & OWN:
-            raise ValueError(f"loss_params: {min(own)} is not taken here; give rows their weights by sample_weight of fit")
-        x, target = torch.zeros(2, 2, device="cpu"), torch.tensor([0, 1], device="cpu")
-        for name, evaluate in (
-            ("map_params", lambda: found(x, **_with_functions(self.map_params or {}))),
-            ("map_params" if self.loss_params is None else "loss_params", lambda: self.pair.losses(x, target)),
-        ):
-            try:
-                evaluate()
-            except (TypeError, ValueError) as error:
-                lacking = {parameter.name: parameter.default for parameter in found.params if not getattr(self, name)}
-                raise ValueError(f"{name}: {error}{f'; give for instance {name}={lacking}' if lacking else ''}") from error
-        if losses.REGISTRY[self.pair.loss].on_cosines and self.head != "cosine":
-            raise ValueError(f"head must be 'cosine' for the loss {self.pair.loss!r}, got {self.head!r}")
-
-    def _check_learnt(self) -> None:
-        """Raise ValueError where arrays are none, do not fit together, or hold what training does not leave."""
-        features, indicators = self.n_features_in_, len(self.missing_)
-        sizes = (features + indicators, *self.hidden, len(self.classes_))
-        parts = [part for layer in self.network_ for part in layer]
-        shapes = [shape for inputs, outputs in pairwise(sizes) for shape in ((outputs, inputs), (outputs,))]
-        arrays = [self.missing_, self.medians_, self.mean_, self.scale_, *parts]
-        wanted = [(indicators,), (features,), sizes[:1], sizes[:1], *shapes]
-        if len(arrays) != len(wanted):
-            raise ValueError(f"its network has {len(self.network_)} layers where hidden={self.hidden!r} has {len(sizes) - 1}")
-        for array, shape in zip(arrays, wanted, strict=True):
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or array.shape != shape:
-                raise ValueError(f"needs an array of numbers of the shape {shape}, got {array!r:.80}")
-        medians = [self.medians_] if self.missing == "impute" else []
-        if not all(np.isfinite(array).all() for array in (*parts, self.mean_, *medians)) or not (self.scale_ > 0).all():
-            raise ValueError("holds numbers that no training leaves: NaN, ∞, or a deviation of 0")
-        if len({part.dtype for part in parts}) > 1 or parts[0].dtype not in DTYPES:
-            raise ValueError("needs a network of float32 or of float64")
-        if not all(0 <= column < features for column in self.missing_):
-            raise ValueError(f"columns with missing values must be below {features}, got {self.missing_!r:.80}")
 
     def _split(self, prepared: Prepared) -> tuple[Prepared, Prepared]:
         """Rows to train on and rows to stop by, the classes in proportion where there are enough; an only row is trained on."""
@@ -456,28 +378,6 @@ def _median(column: np.ndarray, weight: np.ndarray | None) -> float:
     return float(low + (high - low) / 2)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
-
-
-def _is_between(low: float, value: Any, high: float) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and low < float(value) < high
-
-
-def _with_functions(params: Mapping[str, Any]) -> dict[str, Any]:
-    """With the function in the place of its name."""
-    return {name: FUNCTIONS[value] if name == "f" and isinstance(value, str) else value for name, value in params.items()}
-
-
-def _with_names(params: Mapping[str, Any]) -> dict[str, Any]:
-    """With the name in the place of a function."""
-    return {name: _name(value) or value for name, value in params.items()}
-
-
-def _name(value: Any) -> str | None:
-    return next((name for name, function in FUNCTIONS.items() if function is value), None)
-
-
 def _stored(name: str, value: Any) -> Any:
     """A parameter in Python's own types."""
     if isinstance(value, np.generic):
@@ -488,7 +388,7 @@ def _stored(name: str, value: Any) -> Any:
         return {key: _stored(f"{name}[{key!r}]", entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return tuple(_stored(name, entry) for entry in value)
-    if (function := _name(value)) is None:
+    if (function := name_of(value)) is None:
         raise ValueError(
             f"{name} is a {type(value).__name__}, which a file does not hold; give a number or a text, or of a function one of "
             f"the names {', '.join(map(repr, FUNCTIONS))}"

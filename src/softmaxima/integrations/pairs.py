@@ -139,3 +139,17 @@ def choose(offered: Sequence[Pair], names: Sequence[str]) -> tuple[Pair, ...]:
     Case, spaces and punctuation do not count: "sparsemax eps ce" is "sparsemax · eps CE".
     """
     return core_choose("--maps", offered, names, "pair or map")
+
+
+def with_functions(params: Mapping[str, Any]) -> dict[str, Any]:
+    """With the function in the place of its name."""
+    return {name: FUNCTIONS[value] if name == "f" and isinstance(value, str) else value for name, value in params.items()}
+
+
+def with_names(params: Mapping[str, Any]) -> dict[str, Any]:
+    """With the name in the place of a function."""
+    return {name: name_of(value) or value for name, value in params.items()}
+
+
+def name_of(value: Any) -> str | None:
+    return next((name for name, function in FUNCTIONS.items() if function is value), None)
