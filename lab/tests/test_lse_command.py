@@ -13,7 +13,7 @@ import pytest
 import softmaxima as sm
 from softmaxima.io.formats import source
 from softmaxima.lse.bounds.intervals import BOUNDS
-from softmaxima.lse.estimates import sources
+from softmaxima.lse.estimates import opening
 
 N = 200_000
 
@@ -51,8 +51,8 @@ def test_an_estimate_reads_few_scores_and_says_what_it_is_worth(
     truth = float(sm.logsumexp(scores.astype(np.float64)))
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.05")
     assert "deterministic: the sum is inside" in out  # reading so few takes less time than draws
-    monkeypatch.setattr(sources, "SCORE", 1e4)
-    monkeypatch.setattr(sources, "RUN_OF_FILE", 1)
+    monkeypatch.setattr(opening, "SCORE", 1e4)
+    monkeypatch.setattr(opening, "RUN_OF_FILE", 1)
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.05", "--seed", "1", "--json")
     found = json.loads(out)
     assert found["certificate"] == "asymptotic"

@@ -17,8 +17,8 @@ from conftest import TOLERANCE, normal
 from softmaxima.heads import in_batch
 from softmaxima.heads.frequencies import StreamingFrequency
 from softmaxima.heads.in_batch import InBatchSoftmax, in_batch_softmax_loss
+from softmaxima.heads.learned_samplers import FrequencySampler
 from softmaxima.heads.sampled import SampledSoftmax
-from softmaxima.heads.samplers import FrequencySampler
 
 QUERIES, ITEMS = normal(6, 3, scale=1.0), normal(6, 3, seed=1, scale=1.0)
 IDS = torch.tensor([4, 9, 4, 1, 9, 9])

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conftest import TOLERANCE, exhaustively, normal
 from softmaxima.heads import exact, labelled
 from softmaxima.heads.corrections import CORRECTIONS
+from softmaxima.heads.fixed_samplers import LogUniformSampler, UnigramSampler
 from softmaxima.heads.noise_contrastive import NoiseContrastive
 from softmaxima.heads.sampled import SampledSoftmax, sampled_softmax_loss
-from softmaxima.heads.samplers import LogUniformSampler, UnigramSampler
 
 INF, NAN = math.inf, math.nan
 Q = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64)

@@ -15,16 +15,9 @@ import torch
 from torch import Tensor
 
 from conftest import normal
-from softmaxima.heads.samplers import (
-    FrequencySampler,
-    InBatchSampler,
-    LearnedSampler,
-    LogUniformSampler,
-    Sampler,
-    UniformSampler,
-    UnigramSampler,
-    inverse,
-)
+from softmaxima.heads.fixed_samplers import LogUniformSampler, UniformSampler, UnigramSampler
+from softmaxima.heads.learned_samplers import FrequencySampler, InBatchSampler, LearnedSampler
+from softmaxima.heads.sampler import Sampler, inverse
 
 WEIGHTS = torch.tensor([0.0, 3.0, 0.5, 0.0, 0.0, 1.5, 2.0, 0.0])
 LABELS = torch.tensor([1, 1, 5, 2, 7, 1, 0, 1, 6, 6])

@@ -28,7 +28,7 @@ from softmaxima.lse.estimates.confidence import (
     moments,
     tail_index,
 )
-from softmaxima.lse.estimates.sources import open_source
+from softmaxima.lse.estimates.opening import open_source
 from softmaxima_lab.studies.estimators import measure, measure_budgets, normal_file, standard_subjects
 
 INF = math.inf

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import exhaustively, normal
-from softmaxima.lse.matrix.lanczos import student_quantile
+from softmaxima.lse.matrix.quantiles import student_quantile
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -29,7 +29,8 @@ from softmaxima.heads.exact import all_scores, best_scores
 from softmaxima.heads.labelled import Rows, as_rows
 from softmaxima.heads.margin_softmax import KINDS, as_cosine_rows, check_margin
 from softmaxima.heads.sampled import check_options as check_correction
-from softmaxima.heads.samplers import AnySampler, as_sampler
+from softmaxima.heads.sampler import AnySampler
+from softmaxima.heads.samplers import as_sampler
 from softmaxima.heads.sampling_head import held_options
 from softmaxima.losses.arguments import check_class_weight
 from softmaxima.losses.finding import find_loss

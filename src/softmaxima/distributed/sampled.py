@@ -28,9 +28,10 @@ from softmaxima.distributed.losses import bind_to, loss_of_scores
 from softmaxima.distributed.ranks import Group, Ranks, outside_the_graph, ranks_of
 from softmaxima.heads.candidates import Candidates, Drawing, as_drawing
 from softmaxima.heads.corrections import target_correction
+from softmaxima.heads.fixed_samplers import LogUniformSampler
 from softmaxima.heads.labelled import Labelled, Rows, as_labelled
 from softmaxima.heads.sampled import check_options
-from softmaxima.heads.samplers import AnySampler, LogUniformSampler
+from softmaxima.heads.sampler import AnySampler
 from softmaxima.losses.batch import prepare
 from softmaxima.losses.contract import REGISTRY
 

@@ -15,7 +15,8 @@ from softmaxima.base.randomness import as_torch_generator
 from softmaxima.base.tracing import is_concrete, sizes
 from softmaxima.heads.corrections import check_log_q
 from softmaxima.heads.labelled import Labelled
-from softmaxima.heads.samplers import AnySampler, Sampler, as_sampler
+from softmaxima.heads.sampler import AnySampler, Sampler
+from softmaxima.heads.samplers import as_sampler
 
 
 @dataclass(frozen=True)

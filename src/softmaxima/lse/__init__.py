@@ -18,8 +18,8 @@ from softmaxima.lse.bounds.score_summary import ScoreSummary
 from softmaxima.lse.bounds.sparsified import Sparsified, sparsified_logsumexp
 from softmaxima.lse.cumulative import logcumsumexp
 from softmaxima.lse.estimates.estimate import estimate
+from softmaxima.lse.estimates.inner_product import InnerProduct, inner_product_index
 from softmaxima.lse.estimates.request import Estimate
-from softmaxima.lse.estimates.sources import InnerProduct, inner_product_index
 from softmaxima.lse.log1mexp import log1mexp
 from softmaxima.lse.log_mean_exp import log_mean_exp
 from softmaxima.lse.logaddexp import logaddexp

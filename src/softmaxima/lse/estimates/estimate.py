@@ -32,8 +32,8 @@ from softmaxima.base.public import public
 from softmaxima.base.randomness import Randomness, as_numpy_generator
 from softmaxima.lse.estimates.designs import METHODS, METHODS_OF_INDEX
 from softmaxima.lse.estimates.drawing import LEAST, LOOK, PILOT, START, Run
+from softmaxima.lse.estimates.opening import open_source
 from softmaxima.lse.estimates.request import Estimate, Request, log_over
-from softmaxima.lse.estimates.sources import open_source
 from softmaxima.lse.estimates.whole import exact
 
 
