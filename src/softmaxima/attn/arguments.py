@@ -159,13 +159,7 @@ def check_request(
         right = 0
     lengths = _check_lengths(name, key_lengths, query, shape)
     visible = Visible(shape[-2], shape[-1], left, right, lengths, _check_first(name, first_query, query, shape, lengths))
-    per_row = {}
-    for parameter in found.params:
-        own = params[parameter.name]
-        if parameter.gradient is not None:
-            per_row[parameter.name] = _per_row(name, parameter.name, own, query, shape, parameter.valid, parameter.domain)
-        else:
-            per_row[parameter.name] = parameter.check(name, own)
+    per_row = _params_per_row(name, found, params, query, shape)
     return Request(
         name=name,
         map=found,
@@ -184,6 +178,16 @@ def check_request(
         params=per_row,
         dropout=check_number(name, "dropout_p", dropout_p, lambda p: 0 <= p <= 1, "between 0 and 1"),
     )
+
+
+def _params_per_row(name: str, map: Map, params: Mapping[str, Any], query: Tensor, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The map's parameters, those that learn one a query."""
+    return {
+        each.name: each.check(name, params[each.name])
+        if each.gradient is None
+        else _per_row(name, each.name, params[each.name], query, shape, each.valid, each.domain)
+        for each in map.params
+    }
 
 
 def of_module(name: str, map: Any, temperature: Any, params: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:

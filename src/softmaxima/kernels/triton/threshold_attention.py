@@ -64,6 +64,26 @@ def moving(mass, depth, before, TOLERANCE: tl.constexpr):
 
 
 @triton.jit
+def note_possible(
+    problem, q, batch, head, row, length, inverse, order, begin, end, possible, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """(the largest score of each query, how many blocks of keys may have a probability); their numbers go to `possible`."""
+    reach = problem.UNIT / tl.where(order == 0.0, 1.0, order)
+    reach = tl.where(order == 0.0, INFINITY, reach)
+    origin = tl.full((ROWS, 1), -INFINITY, tl.float32)
+    if problem.SINK:
+        origin = tl.maximum(origin, read_numbers(problem.sink, batch, head, row, problem.queries) * problem.UNIT)
+    count = 0
+    for at in range(begin, end, BLOCK):
+        y = scores_of(problem, q, batch, head, at, row, length, inverse, BLOCK)
+        origin = tl.maximum(origin, tl.max(y, 1)[:, None])
+        is_possible = any_of(~(y <= origin - reach) | (y == INFINITY))  # NaN is
+        tl.store(possible + count, at // BLOCK, mask=is_possible != 0)
+        count += is_possible
+    return tl.where(origin == -INFINITY, 0.0, origin), count
+
+
+@triton.jit
 def attend(
     problem, out, state, lists, marks, spoilt, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CAREFUL: tl.constexpr,
@@ -85,19 +105,7 @@ def attend(
 
     last, aside = tl.minimum(first + ROWS, problem.queries) - 1, read_first(problem, index)
     begin, _whole_begin, _whole_end, end = span(first + aside, last + aside, problem.left, problem.right, length, False, BLOCK)
-    reach = problem.UNIT / tl.where(order == 0.0, 1.0, order)
-    reach = tl.where(order == 0.0, INFINITY, reach)
-    origin = tl.full((ROWS, 1), -INFINITY, tl.float32)
-    if problem.SINK:
-        origin = tl.maximum(origin, read_numbers(problem.sink, batch, head, row, problem.queries) * problem.UNIT)
-    count = 0
-    for at in range(begin, end, BLOCK):
-        y = scores_of(problem, q, batch, head, at, row, length, inverse, BLOCK)
-        origin = tl.maximum(origin, tl.max(y, 1)[:, None])
-        is_possible = any_of(~(y <= origin - reach) | (y == INFINITY))  # NaN is
-        tl.store(possible + count, at // BLOCK, mask=is_possible != 0)
-        count += is_possible
-    origin = tl.where(origin == -INFINITY, 0.0, origin)
+    origin, count = note_possible(problem, q, batch, head, row, length, inverse, order, begin, end, possible, ROWS, BLOCK)
     tl.debug_barrier()  # what one thread notes all read
 
     depth = tl.zeros((ROWS, 1), tl.float32)
