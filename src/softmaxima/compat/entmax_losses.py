@@ -19,6 +19,22 @@ from softmaxima.maps.normmax import NORMMAX
 
 # No label is this, so no target is ignored: the functions have no ignore_index.
 _EVERY_SAMPLE = {"ignore_index": torch.iinfo(torch.int64).min, "reduction": "none"}
+_EXACT = {
+    "sparsemax_loss": losses.sparsemax_loss,
+    "sparsemax_bisect_loss": losses.sparsemax_loss,
+    "entmax15_loss": losses.entmax15_loss,
+    "entmax_bisect_loss": losses.entmax_loss,
+}
+
+
+def _losses(name: str, X: Tensor, target: Tensor, options: dict[str, Any] | None = None, **arguments: Any) -> Tensor:
+    """The losses of this name; `k` and `n_iter` are checked, and change nothing."""
+    options = options or _EVERY_SAMPLE
+    for what in ("k", "n_iter"):
+        check_count_or_none(name, what, arguments.pop(what, None))
+    if name == "normmax_bisect_loss":
+        return fenchel_young(name, NORMMAX, arguments, X, target, None, options["ignore_index"], options["reduction"], 0.0)
+    return _EXACT[name](X, target, **arguments, **options)
 
 
 @public
@@ -31,12 +47,7 @@ def sparsemax_loss(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
     >>> sparsemax_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]))
     tensor([0.0000, 0.2500])
     """
-    return _sparsemax_loss(X, target, k, **_EVERY_SAMPLE)
-
-
-def _sparsemax_loss(X: Tensor, target: Tensor, k: int | None, **options: Any) -> Tensor:
-    check_count_or_none("sparsemax_loss", "k", k)
-    return losses.sparsemax_loss(X, target, **options)
+    return _losses("sparsemax_loss", X, target, k=k)
 
 
 @public
@@ -46,12 +57,7 @@ def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None = 50) ->
     >>> sparsemax_bisect_loss(torch.zeros(1, 2), torch.tensor([0]))
     tensor([0.2500])
     """
-    return _sparsemax_bisect_loss(X, target, n_iter, **_EVERY_SAMPLE)
-
-
-def _sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None, **options: Any) -> Tensor:
-    check_count_or_none("sparsemax_bisect_loss", "n_iter", n_iter)
-    return losses.sparsemax_loss(X, target, **options)
+    return _losses("sparsemax_bisect_loss", X, target, n_iter=n_iter)
 
 
 @public
@@ -63,12 +69,7 @@ def entmax15_loss(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
     >>> entmax15_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]))
     tensor([0.0000, 0.3905])
     """
-    return _entmax15_loss(X, target, k, **_EVERY_SAMPLE)
-
-
-def _entmax15_loss(X: Tensor, target: Tensor, k: int | None, **options: Any) -> Tensor:
-    check_count_or_none("entmax15_loss", "k", k)
-    return losses.entmax15_loss(X, target, **options)
+    return _losses("entmax15_loss", X, target, k=k)
 
 
 @public
@@ -82,12 +83,7 @@ def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor = 1.5, n
     >>> entmax_bisect_loss(torch.zeros(2, 2), torch.tensor([0, 1]), alpha=torch.tensor([[1.5], [2.0]]))
     tensor([0.3905, 0.2500])
     """
-    return _entmax_bisect_loss(X, target, alpha, n_iter, **_EVERY_SAMPLE)
-
-
-def _entmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor, n_iter: int | None, **options: Any) -> Tensor:
-    check_count_or_none("entmax_bisect_loss", "n_iter", n_iter)
-    return losses.entmax_loss(X, target, alpha=alpha, **options)
+    return _losses("entmax_bisect_loss", X, target, alpha=alpha, n_iter=n_iter)
 
 
 @public
@@ -103,21 +99,16 @@ def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor = 2, n_
     >>> normmax_bisect_loss(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]))
     tensor([0.0000, 0.2929])
     """
-    return _normmax_bisect_loss(X, target, alpha, n_iter, **_EVERY_SAMPLE)
-
-
-def _normmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor, n_iter: int | None, **options: Any) -> Tensor:
-    check_count_or_none("normmax_bisect_loss", "n_iter", n_iter)
-    ignore_index, reduction = options["ignore_index"], options["reduction"]
-    return fenchel_young("normmax_bisect_loss", NORMMAX, {"alpha": alpha}, X, target, None, ignore_index, reduction, 0.0)
+    return _losses("normmax_bisect_loss", X, target, alpha=alpha, n_iter=n_iter)
 
 
 _REDUCTIONS = {"elementwise_mean": "mean", "sum": "sum", "none": "none"}
 
 
 class _LossModule(HoldingModule):
-    """`function` of scores (N, C), labels (N) and the arguments, reduced; the mean is over labels other than `ignore_index`."""
+    """The losses `of` a name for scores (N, C), labels (N) and arguments; the mean is over labels other than `ignore_index`."""
 
+    of: str
     ignore_index: int
     reduction: str
 
@@ -129,11 +120,11 @@ class _LossModule(HoldingModule):
 
     def loss(self, X: Tensor, target: Tensor) -> Tensor:
         """The N losses, no label ignored."""
-        return type(self).function(X, target, **self._arguments, **_EVERY_SAMPLE)
+        return _losses(self.of, X, target, **self._arguments)
 
     def forward(self, X: Tensor, target: Tensor) -> Tensor:
         options = {"ignore_index": self.ignore_index, "reduction": _REDUCTIONS[self.reduction]}
-        return type(self).function(X, target, **self._arguments, **options)
+        return _losses(self.of, X, target, options, **self._arguments)
 
 
 @public
@@ -148,7 +139,7 @@ class SparsemaxLoss(_LossModule):
     tensor(0.2500)
     """
 
-    function = _sparsemax_loss
+    of = "sparsemax_loss"
 
     def __init__(self, k: int | None = None, ignore_index: int = -100, reduction: str = "elementwise_mean") -> None:
         super().__init__(ignore_index, reduction, k=k)
@@ -162,7 +153,7 @@ class SparsemaxBisectLoss(_LossModule):
     tensor(0.5000)
     """
 
-    function = _sparsemax_bisect_loss
+    of = "sparsemax_bisect_loss"
 
     def __init__(self, n_iter: int | None = 50, ignore_index: int = -100, reduction: str = "elementwise_mean") -> None:
         super().__init__(ignore_index, reduction, n_iter=n_iter)
@@ -176,7 +167,7 @@ class Entmax15Loss(_LossModule):
     tensor(0.3905)
     """
 
-    function = _entmax15_loss
+    of = "entmax15_loss"
 
     def __init__(self, k: int | None = 100, ignore_index: int = -100, reduction: str = "elementwise_mean") -> None:
         super().__init__(ignore_index, reduction, k=k)
@@ -190,7 +181,7 @@ class EntmaxBisectLoss(_LossModule):
     tensor(0.6931)
     """
 
-    function = _entmax_bisect_loss
+    of = "entmax_bisect_loss"
     map = ENTMAX
 
     def __init__(
@@ -211,7 +202,7 @@ class NormmaxBisectLoss(_LossModule):
     tensor(0.2929)
     """
 
-    function = _normmax_bisect_loss
+    of = "normmax_bisect_loss"
     map = NORMMAX
 
     def __init__(

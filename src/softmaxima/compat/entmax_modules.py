@@ -21,7 +21,6 @@ def check_count_or_none(name: str, what: str, count: Any) -> None:
 class HoldingModule(nn.Module):
     """Holds arguments. An `nn.Parameter` learns; a tensor moves with the module, and stays out of its state_dict as in 1.3."""
 
-    function: Callable[..., Tensor]
     map: Map | None = None  # whose parameter is among the arguments
 
     def __init__(self, **arguments: Any) -> None:
@@ -47,6 +46,8 @@ class HoldingModule(nn.Module):
 
 class MapModule(HoldingModule):
     """`function` of X and the arguments."""
+
+    function: Callable[..., Tensor]
 
     def forward(self, X: Tensor) -> Tensor:
         return type(self).function(X, **self._arguments)

@@ -192,21 +192,7 @@ def _threads_of_openmp() -> int:
 def array_rows(x: np.ndarray, tau: float) -> Rows:
     """Rows [..., n] of scores, n > 0, contiguous and of a dtype in `DTYPES`."""
     n = x.shape[-1]
-    return Rows(
-        dtype=DTYPES[x.dtype.name],
-        outer=x.size // n,
-        n=n,
-        inner=1,
-        threads=threads(),
-        x=x.ctypes.data,
-        stride=n,
-        tau=tau,
-        taus=0,
-        theta=0,
-        distance=0,
-        mask=0,
-        blocks=0,
-    )
+    return Rows(DTYPES[x.dtype.name], x.size // n, n, 1, threads(), x.ctypes.data, stride=n, tau=tau)
 
 
 def logsumexp_state(rows: Sequence[Any], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -22,11 +22,11 @@ class Rows(NamedTuple):
     x: int
     stride: int
     tau: float
-    taus: int
-    theta: int
-    distance: int
-    mask: int
-    blocks: int
+    taus: int = 0
+    theta: int = 0
+    distance: int = 0
+    mask: int = 0
+    blocks: int = 0
 
 
 class Forward(NamedTuple):
