@@ -22,7 +22,7 @@ from softmaxima.base.public import public
 from softmaxima.base.randomness import Randomness
 from softmaxima.base.rows import without_mask
 from softmaxima.base.tracing import sizes
-from softmaxima.sampling.noise import DENSITIES, opposite, uniform
+from softmaxima.sampling.noise import DENSITIES, Density, opposite, uniform
 from softmaxima.sampling.rows import widened
 from softmaxima.sampling.score_function import BASELINES, constant_of, estimate
 
@@ -86,20 +86,10 @@ def perturbed_argmax(
     if noise == "normal":
         refuse_export(name, "quantiles of the normal distribution; take noise='gumbel'")
     check_choice(name, "baseline", baseline, BASELINES)
-    count = check_count(name, "samples", samples)
-    if antithetic and count % 2:
-        raise ValueError(f"{name}: samples must be even with antithetic=True, got {count}; give {count + 1}")
-    least = 4 if antithetic else 2
-    if baseline == "leave_one_out" and count < least:
-        raise ValueError(
-            f"{name}: samples must be at least {least} for baseline='leave_one_out'{' in pairs' if antithetic else ''}, "
-            f"got {count}; give baseline='none'"
-        )
+    count = _check_samples(name, samples, antithetic, baseline)
     scores = as_scores(name, x)
     rows = scores if scores.ndim else scores.reshape(1)
-    axes = _axes(name, dim, rows.ndim)
-    if any(rows.shape[axis] == 0 for axis in axes):
-        raise ValueError(f"{name}: x must have something to choose among, got shape {tuple(scores.shape)}")
+    axes = _axes(name, dim, rows)
     epsilon = _scale(name, scale, rows, axes)
     order = [a for a in range(rows.ndim) if a not in axes] + axes
     z_rows = widened(rows).permute(order)
@@ -110,20 +100,9 @@ def perturbed_argmax(
         z = density.quantile(torch.cat((u, opposite(u))) if antithetic else u)
         noisy = z_rows + wide * z
     y = _decide(name, solver, noisy, len(axes), vectorized, numpy or not isinstance(x, Tensor))
-    problem = tuple(range(-len(axes), 0))
-    n = math.prod(sizes(z_rows)[-len(axes) :])
-    moving = without_mask(z_rows)
-    apart = moving.detach() - moving  # 0: u − x is εZ whatever x rounds of it
-    same = wide.detach() if isinstance(wide, Tensor) else wide
-    log_q = -density.energy((apart + same * z) / wide).sum(problem)
-    log_q = log_q - n * (wide.log().sum(problem) if isinstance(wide, Tensor) else math.log(wide))
-    log_q = log_q.reshape(*log_q.shape, *[1] * (y.ndim - log_q.ndim))
-    constant: float | Tensor = 0.0
-    if baseline == "leave_one_out" and antithetic:
-        constant = constant_of(name, None, y.unflatten(0, (2, -1)).mean(0)).repeat(2, *[1] * (y.ndim - 1))  # type: ignore[union-attr]
-    elif baseline == "leave_one_out":
-        constant = constant_of(name, None, y)
-    value = estimate(log_q, y, constant).to(rows.dtype)
+    log_q = _log_density(density, z_rows, z, wide, len(axes))
+    constant = _mean_of_others(name, y, antithetic) if baseline == "leave_one_out" else 0.0
+    value = estimate(log_q.reshape(*log_q.shape, *[1] * (y.ndim - log_q.ndim)), y, constant).to(rows.dtype)
     if value.ndim == rows.ndim:
         value = value.permute([order.index(a) for a in range(rows.ndim)])
     if not scores.ndim and value.shape[:1] == (1,):
@@ -131,11 +110,45 @@ def perturbed_argmax(
     return like_input(value, x)
 
 
-def _axes(name: str, dim: Any, ndim: int) -> list[int]:
+def _check_samples(name: str, samples: Any, antithetic: bool, baseline: str) -> int:
+    """How many draws, in pairs where they are antithetic, and enough for the baseline."""
+    count = check_count(name, "samples", samples)
+    if antithetic and count % 2:
+        raise ValueError(f"{name}: samples must be even with antithetic=True, got {count}; give {count + 1}")
+    least = 4 if antithetic else 2
+    if baseline == "leave_one_out" and count < least:
+        raise ValueError(
+            f"{name}: samples must be at least {least} for baseline='leave_one_out'{' in pairs' if antithetic else ''}, "
+            f"got {count}; give baseline='none'"
+        )
+    return count
+
+
+def _log_density(density: Density, x: Tensor, z: Tensor, scale: float | Tensor, problem: int) -> Tensor:
+    """log q(x + εZ) of each draw [samples, …] with a slope by x and ε, a problem being the last so many axes."""
+    axes = tuple(range(-problem, 0))
+    n = math.prod(sizes(x)[-problem:])
+    moving = without_mask(x)
+    apart = moving.detach() - moving  # 0: u − x is εZ whatever x rounds of it
+    same = scale.detach() if isinstance(scale, Tensor) else scale
+    log_q = -density.energy((apart + same * z) / scale).sum(axes)
+    return log_q - n * (scale.log().sum(axes) if isinstance(scale, Tensor) else math.log(scale))
+
+
+def _mean_of_others(name: str, y: Tensor, antithetic: bool) -> Any:
+    """The baseline of each draw [samples, …]: of the other draws, or of the other pairs."""
+    if not antithetic:
+        return constant_of(name, None, y)
+    return constant_of(name, None, y.unflatten(0, (2, -1)).mean(0)).repeat(2, *[1] * (y.ndim - 1))  # type: ignore[union-attr]
+
+
+def _axes(name: str, dim: Any, x: Tensor) -> list[int]:
     """Axes of one problem, in their order."""
-    axes = [check_dim(name, a, ndim) for a in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    axes = [check_dim(name, a, x.ndim) for a in (dim if isinstance(dim, (tuple, list)) else (dim,))]
     if not axes or len(set(axes)) < len(axes):
         raise ValueError(f"{name}: dim must name one axis or several different ones, got {dim}")
+    if any(x.shape[axis] == 0 for axis in axes):
+        raise ValueError(f"{name}: x must have something to choose among, got shape {tuple(x.shape)}")
     return axes
 
 
