@@ -100,11 +100,8 @@ def chunked_loss(
         weight = check_values(name, "weight", weight).detach().double().cpu().numpy() if isinstance(weight, Tensor) else weight
     own = found.complete({**given, **options}, name)
     of = LossOfChunk(found, axis, classes, targets.is_floating_point(), smoothing, ignore_index, tuple(own))
-    tau, early = check_per_row(name, "temperature", stand_in(name, "temperature", temperature), like, axis, *TEMPERATURE), {}
-    for what, value in own.items():
-        is_array = isinstance(value, (Array, np.ndarray))
-        stands = stand_in(name, what, value) if is_array else value
-        early[what] = check_per_row(name, what, stands, like, axis, *A_NUMBER) if is_array or isinstance(value, Tensor) else value
+    tau = check_per_row(name, "temperature", stand_in(name, "temperature", temperature), like, axis, *TEMPERATURE)
+    early = {what: _checked_option(name, what, value, like, axis) for what, value in own.items()}
     moved = {key: moved_last(value, axis) for key, value in early.items() if not isinstance(own[key], Array)}
     rows = of.bound(moved_last(tau, axis), moved).rows
     beside = {
@@ -120,6 +117,14 @@ def chunked_loss(
         value = chunks.each(of.part_value, np.float64, known=known).sum(axis, keepdims=True, split_every=split_every)
     counted, dtype = chunks.of_rows(of.counted, known, np.float64), scores.dtype.newbyteorder("=")
     return _reduced(value, counted, reduction, empty, axis, split_every, dtype)
+
+
+def _checked_option(name: str, what: str, value: Any, like: Tensor, axis: int) -> Any:
+    """An option of the loss, of an array what stands for it."""
+    is_array = isinstance(value, (Array, np.ndarray))
+    if not is_array and not isinstance(value, Tensor):
+        return value
+    return check_per_row(name, what, stand_in(name, what, value) if is_array else value, like, axis, *A_NUMBER)
 
 
 def _reduced(value: Array, counted: Array, reduction: str, empty: str, axis: int, split_every: Any, dtype: np.dtype) -> Array:
