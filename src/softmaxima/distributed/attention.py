@@ -127,15 +127,15 @@ def attention(
     keys = spans_of(NAME, "keys", of_keys, layout)
     queries = [(Span(0, length, 0),)] * ranks.size if form == "merge" else spans_of(NAME, "queries", of_queries, layout)
     queries = [tuple(replace(span, place=span.place + first_query) for span in spans) for spans in queries]
-    request = own
-    with ranks.telling(NAME):
+    request, agrees = own, bool(of_all) or any(x is not None for x in of_all_keys.values())
+    with ranks.telling(NAME) if agrees else ranks.working(NAME):
         same = dict(zip(of_all, copied(ranks, NAME, *of_all.values()), strict=True))
         of_all_keys = {what: same.get(what, x) for what, x in of_all_keys.items()}
         options["temperature"] = same.get("temperature", temperature)
         options["params"] = {what: same.get(what, x) for what, x in own.map.named(params, NAME).items()}
         everywhere = (x.new_zeros(1).expand(*x.shape[:-2], of_keys.whole, x.shape[-1]) for x in (own.key, own.value))
         request = check_request(NAME, query, *everywhere, **of_all_keys, **options)
-    if of_all or any(x is not None for x in of_all_keys.values()):
+    if agrees:
         ranks.agree(NAME, 0, alike(of_all))  # and one may have been refused
     reads = [[any(sees(request.visible, i, j) for i in mine for j in theirs) for theirs in keys] for mine in queries]
     parts = Parts(NAME, ranks, keys, reads)

@@ -33,7 +33,7 @@ from softmaxima.base.tracing import outside_compilers, transforming
 from softmaxima.distributed import messages
 from softmaxima.distributed.agreement import Agreement, wrong
 from softmaxima.distributed.messages import Message, Tensors, as_sent, exchange, plain
-from softmaxima.distributed.stores import GONE, Meeting, delete, heard, is_there, read, store_of
+from softmaxima.distributed.stores import BROKEN, GONE, Meeting, delete, heard, is_there, read, store_of
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
@@ -41,7 +41,6 @@ GRACE = timedelta(seconds=1)  # beyond the timeout, for the first to tell who is
 MESSAGES = "what ranks tell each other of rows that they share"
 SKIPPED = "which not every rank sent; every rank must make the same calls in the same order, those of backward too"
 PAUSE = timedelta(seconds=0.25)  # at most, between looks whether a message is awaited in vain
-BROKEN = "broken"  # the key of why the messages of a group no longer meet
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -84,7 +83,8 @@ class Ranks:
         self.agreed = True  # whether no rank raised in the last agreement
         self.raised = False  # whether this rank raised since, while others may have waited for its message
         self.pending = 0  # messages that are on their way
-        self.withdrawn = 0  # the agreement that this rank has left, of which it has yet to learn whether the others went on
+        self.withdrawn: tuple[int, str] | None = None  # the agreement that this rank has left, of which it has yet to learn
+        self._unsaid = False  # whether the others have yet to be told that messages no longer meet
         self.broken = ""  # why messages of this group no longer meet
         self._stale: list[str] = []  # keys that nobody reads once all have come to the next step
 
@@ -107,10 +107,10 @@ class Ranks:
             check_transforms(name)
             yield
         except BaseException as error:  # an interrupt too
-            if not is_told(error):
+            if not self._has_told(error):
                 with contextlib.suppress(RanksError):
                     self._say(name, {"problem": named(error)})
-                tell(error)
+                self._mark(error)
             raise
 
     def agree(self, name: str, width: int, same: Mapping[str, str]) -> Agreement:
@@ -171,9 +171,11 @@ class Ranks:
             told = self._first(store, own) if self.rank == 0 else self._other(store, own)
         except dist.DistNetworkError:
             told = {"problem": GONE}
-        except KeyboardInterrupt as error:
+        except RanksError:
+            raise
+        except BaseException as error:  # an interrupt, by a signal's handler too
             self._withdraw(named(error))
-            tell(error)
+            self._mark(error)
             raise
         self._check_unbroken(name)
         self.agreed = "widths" in told
@@ -190,7 +192,7 @@ class Ranks:
         with contextlib.suppress(RuntimeError):  # the store went with its rank
             if self.rank:
                 self.store.set(f"{self.step}/{self.rank}", json.dumps({"problem": problem}))
-                self.withdrawn = self.step
+                self.withdrawn = self.step, problem
             elif is_there(self.store, f"{self.step}/told"):
                 self._break(f"rank {self.names[0]} raised {problem}")
             else:
@@ -199,9 +201,9 @@ class Ranks:
 
     def _learn(self, name: str, store: Store) -> None:
         """Whether all left the agreement that this rank has left, which the first tells; if they went on, no messages meet."""
-        if not self.withdrawn:
+        if self.withdrawn is None:
             return
-        step, self.withdrawn = self.withdrawn, 0
+        (step, problem), self.withdrawn = self.withdrawn, None
         try:
             told = json.loads(heard(store, [f"{step}/told"], self.patience, unless=BROKEN)[0])
         except dist.DistNetworkError:
@@ -210,7 +212,7 @@ class Ranks:
             self.broken = read(store, BROKEN) or ""
             told = {"widths": []}
         if "widths" in told and not self.broken:
-            self._break(f"rank {self.names[self.rank]} left")
+            self._break(f"rank {self.names[self.rank]} raised {problem}")
         self._check_unbroken(name)
 
     def _judged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -288,7 +290,7 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            if not is_told(error) and not self.is_alone and not self.broken:
+            if not self._has_told(error) and not self.is_alone and not self.broken:
                 if self.pending or not isinstance(error, Exception):
                     self.abandon(error)
                 else:
@@ -298,8 +300,8 @@ class Ranks:
 
     def abandon(self, error: BaseException) -> None:
         """This rank leaves a call, in which others may be anywhere, or a message that may come yet, in the place of later ones."""
-        if not is_told(error) and not self.is_alone and not self.broken:
-            tell(error)
+        if not self._has_told(error) and not self.is_alone and not self.broken:
+            self._mark(error)
             self._break(f"rank {self.names[self.rank]} raised {named(error)}")
 
     def _leave(self, problem: str = "", waited: float = 0.0, peers: Sequence[int] = (), withdraws: bool = False) -> None:
@@ -317,6 +319,8 @@ class Ranks:
 
     def _check_unbroken(self, name: str) -> None:
         _there(name, self._group())
+        if self._unsaid:  # by an interrupt within an interrupt
+            self._say_broken()
         if self.broken:
             raise RanksError(
                 f"{name}: the messages of this group no longer meet: {self.broken} in an earlier call; make a new group"
@@ -344,12 +348,23 @@ class Ranks:
 
     def _break(self, why: str) -> None:
         """Messages no longer meet, which who waits for one, or to agree, reads in the store."""
-        self.broken = why
+        self.broken, self._unsaid = why, True
+        self._say_broken()
+
+    def _say_broken(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store went with its rank
             if self.store is None:
-                self.store = self._met().leave(why, breaks=True)
+                self.store = self._met().leave(self.broken, breaks=True)
             if self.store is not None:
-                self.store.set(BROKEN, why)
+                self.store.set(BROKEN, self.broken)
+        self._unsaid = False
+
+    def _mark(self, error: BaseException) -> None:
+        """The other ranks have been told of it."""
+        error.told_to = {*getattr(error, "told_to", ()), id(self)}  # type: ignore[attr-defined]
+
+    def _has_told(self, error: BaseException) -> bool:
+        return id(self) in getattr(error, "told_to", ())
 
     def _why(self, waited: float, peers: Sequence[int], error: RuntimeError) -> str:
         """Why this rank's last message, which raised an error after some seconds, did not meet those of all."""
@@ -476,15 +491,6 @@ class Ranks:
     def _begun(self, work: Any, message: Tensor) -> Message:
         self.pending += 1
         return Message(work, message.is_cpu)
-
-
-def tell(error: BaseException) -> None:
-    """Marks what the other ranks have been told of."""
-    error.told_to_ranks = True  # type: ignore[attr-defined]
-
-
-def is_told(error: BaseException) -> bool:
-    return getattr(error, "told_to_ranks", False)
 
 
 def check_transforms(name: str) -> None:

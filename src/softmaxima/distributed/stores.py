@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_
 from softmaxima.distributed.agreement import wrong
 
 GONE = "the store by which the ranks met does not answer; see how the process ended that has it, rank 0 or torchrun"
+BROKEN = "broken"  # the key of why the messages of a group no longer meet
 LEFT = "left"  # the key of what the first tells where it does not wait until all have come
 SOON = 0.02  # seconds within which all ranks come to an agreement as a rule
 
@@ -75,9 +76,12 @@ class Meeting:
         if self.rank == 0:
             said = [problem, ""] if breaks else ["", wrong([{"problem": problem}], self.names[:1])]
             self.store.set(LEFT, json.dumps([self.word, *said]))
-            return PrefixStore(self.word, self.store)
+            own = PrefixStore(self.word, self.store)
+            if missing := self._why_broken():  # who came before has yet to read this
+                own.set(BROKEN, missing)
+            return own
         self._come(problem, breaks)
-        if (said := read(self.store, self._answer)) is None:
+        if (said := read(self.store, self._answer) or read(self.store, LEFT)) is None:
             return None
         delete(self.store, [self._here[self.rank], self._answer])
         return PrefixStore(json.loads(said)[0], self.store)
@@ -87,10 +91,16 @@ class Meeting:
             delete(self.store, [LEFT])
         self.store.set(self._here[self.rank], json.dumps([self.word, problem, breaks]))
 
+    def _words(self) -> list[tuple[str, str, bool]]:
+        """(its word, what it raised that left, whether no messages meet for that) of each rank that is here."""
+        return [json.loads(read(self.store, key) or '["", "", false]') for key in self._here]
+
+    def _why_broken(self) -> str:
+        return next((problem for _, problem, breaks in self._words() if breaks), "")
+
     def _tell_all(self, missing: str) -> tuple[str, str]:
         """The first answers all who are here: with why not all are, or why no messages meet, and what those raised that left."""
-        here = [json.loads(read(self.store, key) or '["", "", false]') for key in self._here]
-        missing = next((problem for _, problem, breaks in here if breaks), missing)
+        here, missing = self._words(), self._why_broken() or missing
         problem = wrong([{"problem": problem} if problem else {} for _, problem, _ in here], self.names) or ""
         for word, _, _ in here[1:]:
             if word:
