@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import io
 import json
 import os
 import pickle
 import re
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -596,7 +598,7 @@ def tampered(record: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
     yield "encoder", record["encoder"] | {"classes": ("a",)}, "do not fit"
     encoder = record["encoder"]
     first, *others = encoder["columns"]
-    for wrong in (True, 1, ("a",), b"a"):
+    for wrong in (True, 1, ("a",), torch.zeros(1)):
         yield "encoder", encoder | {"classes": (wrong, *encoder["classes"][1:])}, "must be texts"
         yield "encoder", encoder | {"words": (wrong,)}, "must be texts"
         for name, value in (("categories", (wrong,)), ("name", wrong), ("unit", wrong), ("written", wrong)):
@@ -625,6 +627,89 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path):
         torch.save(record | {name: value}, path)
         with pytest.raises(InputError, match=words):
             load(path)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all that a record holds; of a long list to its first entries."""
+    if path:
+        yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, (list, tuple)) else ()
+    for key, entry in entries:
+        yield from places(entry, (*path, key))
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """The record with another entry at a path."""
+    if not path:
+        return new
+    if isinstance(value, dict):
+        return value | {path[0]: put(value[path[0]], path[1:], new)}
+    return type(value)(put(entry, path[1:], new) if key == path[0] else entry for key, entry in enumerate(value))
+
+
+def test_what_is_small_in_a_file_and_large_in_memory_is_refused_wherever_it_stands(tmp_path: Path):
+    gaps = flowers().with_columns(pl.when(pl.int_range(pl.len()) % 5 > 0).then(pl.col("length")).alias("length"))
+    save(path := tmp_path / "m.pt", learnt(gaps, "impute"))
+    record = torch.load(path, weights_only=True)
+    many: list[Any] = [0]
+    for _ in range(12):
+        many = [many] * 10
+    for place in places(record):
+        for bomb in (torch.zeros(1).expand(10**9), many):
+            torch.save(put(record, place, bomb), path)
+            assert path.stat().st_size < 20_000
+            with pytest.raises(InputError, match="what it holds is larger than the file"):
+                load(path)
+    flowers().write_csv(tmp_path / "t.csv")
+    for place in places(record):  # what could be gone through as a list, and is none
+        torch.save(put(record, place, torch.zeros(3)), path)
+        with contextlib.suppress(InputError):
+            predict(load(path), tmp_path / "t.csv")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the memory of a library has no limit of ours")
+def test_a_scalar_of_many_bytes_in_a_skops_file_is_refused_in_bounded_memory(tmp_path: Path):
+    import resource
+
+    save(path := tmp_path / "m.skops", learnt(flowers()))
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    node = {"__class__": "void", "__module__": "numpy", "__loader__": "NdArrayNode", "type": "numpy", "file": "n.npy"}
+    np.save(file := io.BytesIO(), np.array(2 * 10**9))  # numpy.void(3) is three bytes
+    schema = json.loads(members["schema.json"])
+    schema["content"]["learnt_from"] = node
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (members | {"n.npy": file.getvalue(), "schema.json": json.dumps(schema).encode()}).items():
+            archive.writestr(name, content)
+    with pytest.raises(InputError, match="not a model"):
+        load(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1.5e6  # in KiB
+
+
+def raiser(error: Exception) -> Callable[..., Any]:
+    def raised(*_: Any) -> None:
+        raise error
+
+    return raised
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+        ),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_memory_that_is_full_is_told_in_a_sentence(run: Run, error: Exception, monkeypatch: pytest.MonkeyPatch):
+    save(Path("m.pt"), learnt(flowers()))
+    monkeypatch.setattr(Classifier, "predict_proba", raiser(error))
+    code, _, said = run("predict", "m.pt", "t.csv")
+    assert (code, said) == (1, "softmaxima: memory ran out; free some, or give less at a time\n")
 
 
 @both

@@ -53,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             fail(error)
         except CycloptsError as error:
             fail(f"{problem_of(error)}; see {' '.join((app.name[0], *(error.command_chain or ())))} --help")
-        except MemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "allocat" not in str(error) and "out of memory" not in str(error):
+                raise
             fail("memory ran out; free some, or give less at a time", WRONG_RESULT)
         except OutputError as error:
             fail(f"standard output cannot be written ({error}); open it, free its disk, or write elsewhere", NOT_WRITTEN)

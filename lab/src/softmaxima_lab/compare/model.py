@@ -20,6 +20,7 @@ import polars as pl
 import torch
 
 import softmaxima as sm
+from softmaxima.base.memory import bounded
 from softmaxima.base.numbers import InputError, Problems
 from softmaxima.base.writing import as_cell, write_bytes, write_text
 from softmaxima.integrations.classifier import Classifier
@@ -30,6 +31,7 @@ from softmaxima_lab.wording import named, rows
 
 KIND, FORMAT = "softmaxima model", 1
 NO_MODEL = "not a model that softmaxima compare --save wrote"
+ROOM = 10**9  # bytes that reading a model may take beside what it holds, whatever skops makes of it
 TRUSTED = ("softmaxima.integrations.classifier.Classifier",)
 
 
@@ -153,7 +155,10 @@ def load(path: Path) -> Model:
         raise InputError(f"{path.name} is {NO_MODEL}: {held}; give a file that it wrote")
     try:
         _check_archive(content)
-        return read(content)
+        if path.suffix.lower() == ".skops":
+            importlib.import_module("skops.io")
+        with bounded(ROOM + 20 * len(content)):
+            return read(content)
     except InputError as error:
         raise InputError(f"{path.name} {error}") from None
     except Exception as error:  # what a file that was tampered with may raise has no end
@@ -188,6 +193,7 @@ def _write_pt(about: Mapping[str, Any], classifier: Mapping[str, Any]) -> bytes:
 
 def _read_pt(content: bytes) -> Model:
     record = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    _check_plain(record, len(content))
     _check_about(record)
     return _model(record, _converted(record["classifier"], torch.Tensor, torch.Tensor.numpy))
 
@@ -213,10 +219,36 @@ def _read_skops(content: bytes) -> Model:
     if others := sorted(set(skops.io.get_untrusted_types(data=content)) - set(TRUSTED)):
         raise InputError(f"holds objects that no model has, and that might run code ({named(others)}); nothing of it was loaded")
     record = skops.io.loads(content, trusted=list(TRUSTED))
+    classifier = record.get("classifier") if isinstance(record, dict) else None
+    is_one = type(classifier) is Classifier
+    _check_plain(record | {"classifier": vars(classifier)} if is_one else record, len(content))
     _check_about(record)
-    if type(record["classifier"]) is not Classifier:
-        raise InputError(f"holds a {type(record['classifier']).__name__} where a Classifier should be; save it again")
+    if not is_one:
+        raise InputError(f"holds a {type(classifier).__name__} where a Classifier should be; save it again")
     return _model(record, record["classifier"].as_dict())
+
+
+def _check_plain(record: Any, room: int) -> None:
+    """Raise InputError unless it is what a file of so many bytes holds: plain values, each of which took a byte or more of it.
+
+    An expanded tensor, or a list that stands in many places, is small in a file and may be too large for any memory.
+    """
+    waiting = [record]
+    while waiting and room >= 0:
+        value, parts = waiting.pop(), ()
+        if isinstance(value, (np.ndarray, np.generic, torch.Tensor)):
+            room -= value.nbytes
+            parts = value.tolist() if value.dtype == object and room >= 0 else ()
+        elif isinstance(value, dict):
+            parts = (*value.keys(), *value.values())
+        elif isinstance(value, (list, tuple)):
+            parts = value
+        elif value is not None and not isinstance(value, (bool, int, float, str)):
+            raise InputError(f"is {NO_MODEL}: it holds a {type(value).__name__}; give a file that it wrote")
+        room -= len(parts)
+        waiting += parts if room >= 0 else ()
+    if room < 0:
+        raise InputError(f"is {NO_MODEL}: what it holds is larger than the file; give a file that it wrote")
 
 
 def _check_about(record: Any) -> None:
@@ -231,10 +263,14 @@ def _check_about(record: Any) -> None:
 
 def _model(record: Mapping[str, Any], classifier: Mapping[str, Any]) -> Model:
     try:
-        model = Model(Classifier.from_dict(classifier), Encoder.from_dict(record["encoder"]), record["learnt_from"])
-        classes, width = len(model.encoder.classes), sum(column.width for column in model.encoder.columns)
-        if model.classifier.classes_.tolist() != list(range(classes)) or model.classifier.n_features_in_ != width:
+        encoder = Encoder.from_dict(record["encoder"])
+        classes, width = len(encoder.classes), sum(column.width for column in encoder.columns)
+        learnt = classifier["learnt"]  # asked before arrays are made of it
+        if list(learnt["classes_"]) != list(range(classes)) or learnt["n_features_in_"] != width:
             raise ValueError(f"{classes} classes and {width} features of the table do not fit the classifier")
+        if type(record["learnt_from"]) is not str:
+            raise ValueError("the digest of its rows must be a text")
+        model = Model(Classifier.from_dict(classifier), encoder, record["learnt_from"])
     except ValueError as error:  # of ours
         raise InputError(f"is {NO_MODEL}, or is damaged: {error}; save it again") from None
     return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -150,13 +150,20 @@ class Encoder:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """What `as_dict` gave, also after a passage through JSON. Raises ValueError where something else stands for a text."""
-        columns = tuple(Column(**column | {"categories": tuple(column["categories"])}) for column in record["columns"])
-        made = cls(record["target"], tuple(record["classes"]), columns, tuple(record.get("words", ())))
+        given = [Column(**column) for column in _listed(record["columns"])]
+        columns = tuple(replace(column, categories=_listed(column.categories)) for column in given)
+        made = cls(record["target"], _listed(record["classes"]), columns, _listed(record.get("words", ())))
         of_columns = [text for column in columns for text in (column.name, column.kind)]
         may_be_none = [text for column in columns for text in (*column.categories, column.written, column.unit) if text is not None]
         if not all(type(text) is str for text in (made.target, *made.classes, *made.words, *of_columns, *may_be_none)):
             raise ValueError("names of columns, classes and words must be texts")
         return made
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):  # a tensor, or a text, would be gone through too
+        raise ValueError(f"columns, classes, categories and words must be lists, got a {type(value).__name__}")
+    return tuple(value)
 
 
 def check_types(frame: pl.DataFrame) -> None:
