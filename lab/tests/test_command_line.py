@@ -36,7 +36,8 @@ from softmaxima_lab.compare.record import written as as_text
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima_lab.commands import main; main()",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    "from softmaxima_lab.commands import main; main()",
 )
 FAST = ("--folds=2", "--epochs=1", "--maps=softmax,sparsemax")
 
@@ -504,13 +505,16 @@ def test_a_duration_is_told_in_the_unit_that_people_would_say(seconds: float, wo
     assert about(seconds) == words
 
 
-def test_ctrl_c_before_a_fold_is_done_ends_with_one_line_and_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "said", "status"), [SIGNALS[0], exhaustively(*SIGNALS[1]), SIGNALS[2]])
+def test_a_signal_before_a_fold_is_done_ends_with_one_line_that_says_which(
+    number: int, said: str, status: int, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", *SOFTMAXIMA, "compare", "--epochs=100000", f"--out={tmp_path}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("digits")
     assert process.stdout.readline().startswith("about ")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "softmaxima: interrupted before a fold was done; nothing is kept\n")
+    assert (process.returncode, err) == (status, f"softmaxima: {said} before a fold was done; nothing is kept\n")
     assert not list(tmp_path.iterdir())

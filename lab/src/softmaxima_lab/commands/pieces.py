@@ -90,7 +90,7 @@ def run(
     for line in before:
         tell(line)
     found = pieces.summary(done) if done else None
-    interrupted, code = False, 0
+    interrupted, code = "", 0
     saved = len(done)  # of them, in the numbers
     left = pieces.wanted - saved
     try:
@@ -113,9 +113,9 @@ def run(
                         write_files(pieces.files, found, out, [NUMBERS])
                         saved = len(done)
     except KeyboardInterrupt:
-        interrupted, (_, code) = True, heard()
+        interrupted, code = heard()
     if found is None:
-        fail(f"interrupted before a {pieces.one} was done; nothing is kept", code)
+        fail(f"{interrupted} before a {pieces.one} was done; nothing is kept", code)
 
     def write_all() -> None:
         nonlocal saved
@@ -137,6 +137,6 @@ def run(
     tell("")
     tell("written: " + ", ".join(str(out / name) for name in pieces.files))
     if interrupted:
-        tell(f"interrupted after {len(done)} of {pieces.wanted} {pieces.many}; --resume goes on from there")
+        tell(f"{interrupted} after {len(done)} of {pieces.wanted} {pieces.many}; --resume goes on from there")
         raise SystemExit(code)
     return found
