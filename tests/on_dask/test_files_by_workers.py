@@ -41,6 +41,7 @@ import signal, softmaxima.dask.files as files
 from softmaxima_lab.commands import main
 files.BEGINS = -1  # processes are begun, however little there is to read
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 main()
 """
 
@@ -277,19 +278,34 @@ def test_the_command_begins_workers_and_prints_nothing_of_them(tmp_path: Path) -
     assert f"softmaxima: {tmp_path}/part-1.parquet cannot be read (" in told[0]
 
 
-@pytest.mark.parametrize(("guard", "status"), [("if True:", 1), ("if __name__ == '__main__':", 0)])
-def test_a_script_that_every_worker_would_run_is_told_how_to_guard_itself(guard: str, status: int, tmp_path: Path) -> None:
+GUARD = "if __name__ == '__main__':"
+NO_FILE = "workers run the script anew that begins them, and '<stdin>' is no file; give Python a file and not its text"
+
+
+@pytest.mark.parametrize(
+    ("guard", "by", "told"),
+    [
+        ("if True:", "file", cluster_room.UNGUARDED),
+        (GUARD, "file", "10"),
+        ("if True:", "exec", cluster_room.UNGUARDED),
+        (GUARD, "stdin", NO_FILE),
+        pytest.param(
+            "if __name__ != '':", "file", f"or the script is the cause: {cluster_room.UNGUARDED}", marks=pytest.mark.exhaustive
+        ),
+    ],
+)
+def test_a_script_that_every_worker_would_run_is_told_how_to_guard_itself(guard: str, by: str, told: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", scores(10))
-    (tmp_path / "script.py").write_text(
+    script = (
         "import softmaxima as sm, softmaxima.dask.files as files\nfiles.BEGINS = -1\ndef total():\n"
         f"    return sm.dask.file_logsumexp('x.npy', workers=1)\n{guard}\n    print(int(total().n))\n"
     )
-    ended = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path)
-    told = ended.stdout + ended.stderr
-    assert (ended.returncode, told.strip().splitlines()[-1]) == (
-        status,
-        "10" if not status else f"softmaxima.base.numbers.InputError: {cluster_room.UNGUARDED}",
-    )
+    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "exec.py").write_text("exec(open('script.py').read())\n")
+    command = [sys.executable, *{"file": ["script.py"], "exec": ["exec.py"], "stdin": []}[by]]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, input=script if by == "stdin" else "")
+    last = (ended.stdout + ended.stderr).strip().splitlines()[-1]
+    assert (ended.returncode, last[-len(told) :]) == (int(told != "10"), told)
 
 
 @pytest.mark.exhaustive
@@ -361,14 +377,17 @@ def test_the_command_survives_the_death_of_its_only_worker(tmp_path: Path) -> No
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seconds", [3, 12])  # while they begin, and while they read
-@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "its terminal was closed")],
+)
 def test_a_signal_ends_the_workers_too(number: int, code: int, word: str, seconds: int, tmp_path: Path) -> None:
     with (tmp_path / "x.bin").open("wb") as file:
         file.truncate(2**36)
     command = [sys.executable, "-c", SOFTMAXIMA, "lse", str(tmp_path / "x.bin"), "--dtype=float32", "--workers=2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     time.sleep(seconds)
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    process.send_signal(number) if number == signal.SIGTERM else os.killpg(process.pid, number)  # as a terminal does
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (code, "", f"softmaxima: {word}\n")
     deadline = time.monotonic() + 20

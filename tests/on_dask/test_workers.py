@@ -138,6 +138,39 @@ def test_what_a_silent_worker_had_begins_anew_elsewhere(two_workers: Any, worker
     assert time.monotonic() - begun < 3 * TIMEOUT
 
 
+@pytest.mark.exhaustive
+def test_where_all_of_our_own_workers_fall_silent_others_are_begun_in_their_place() -> None:
+    with warnings.catch_warnings(record=True) as said, connected("test", None, 2, 24.0) as client:
+        warnings.simplefilter("always")
+        client.wait_for_workers(2)
+        with Tasks(client, 24.0) as tasks:
+            for number in range(4):
+                tasks.submit(f"sleep {number}", time.sleep, 1.0)
+            stopped(client.run(os.getpid).values())
+            assert len(dict(tasks)) == 4
+    assert said
+    assert not any("dask worker" in str(one.message) for one in said)
+
+
+def test_workers_of_our_own_that_do_not_come_back_are_told_of_as_such(two_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler says that there are none, as after the last one is ended."""
+    two_workers.wait_for_workers(2)
+    with Tasks(two_workers, 2.0) as tasks, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tasks.submit("sleep", time.sleep, 8.0)
+        look, gone = tasks.watch.look, time.monotonic()
+
+        def found(sizes: dict[str, float]) -> bool:
+            answers = look(sizes)
+            tasks.watch.ages, tasks.watch.peopled = {}, gone
+            return answers
+
+        monkeypatch.setattr(tasks.watch, "look", found)
+        with pytest.raises(InputError, match=r"^sleep: every worker begun here has been gone for \d s, and is given up; see what"):
+            list(tasks)
+    assert all("every worker begun here" in str(one.message) for one in said)
+
+
 def test_what_one_worker_has_far_longer_than_others_begins_anew_elsewhere(
     two_workers: Any, workers: dict[str, int], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import linecache
 import logging
+import os
 import signal
 import sys
 import tempfile
@@ -17,8 +18,8 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, TypeVar
+from multiprocessing import process, resource_tracker
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from softmaxima.base.numbers import InputError, check_count, check_positive, described
 
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 SECONDS = 10  # that a scheduler has to answer, and workers to come
 TIMEOUT = 60.0  # seconds of silence, after which a worker or a scheduler is given up
-RENEWED = 2  # times in that, a process that we began and that is silent is ended, and another is begun
+RENEWED = 2  # times in that, at least, a process that we began and that is silent is ended, and another is begun
 UNGUARDED = 'workers run the script anew that begins them; put what it does under if __name__ == "__main__":'
+GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 T = TypeVar("T")
 
 
@@ -64,7 +66,8 @@ def _client(name: str, client: Any, workers: int | None, timeout: float, library
             "temporary-directory": folder,
             # A worker that dies is begun anew, but given up if that takes longer, as it may on a machine that is busy.
             "distributed.deploy.lost-worker-timeout": "1 hour",
-            "distributed.scheduler.worker-ttl": timeout / RENEWED,
+            # The scheduler looks once in this time, so that it ends who is silent after twice as long at most.
+            "distributed.scheduler.worker-ttl": timeout / RENEWED / 2,
         }
         stack.enter_context(importlib.import_module("dask").config.set(settings))
         cluster = stack.enter_context(_begun(workers))
@@ -90,14 +93,20 @@ def _begun(workers: int) -> Any:
     """A cluster of processes. An interruption waits until it is there, for one that is half begun cannot be ended."""
     if importlib.util.find_spec("cryptography") is None:
         raise InputError("workers speak under keys made by cryptography, which is not installed: pip install 'softmaxima[dask]'")
-    if _is_unguarded():
+    guard, main = _guard(), sys.modules["__main__"]
+    if guard == "none":
         raise InputError(UNGUARDED)
+    file = getattr(main, "__file__", None)
+    if main.__spec__ is None and file is not None and not os.path.exists(os.path.join(process.ORIGINAL_DIR or "", file)):
+        raise InputError(
+            f"workers run the script anew that begins them, and {file!r} is no file; give Python a file and not its text"
+        )
     processes = importlib.import_module("softmaxima.dask.processes")
 
     def begin() -> Any:
-        if hasattr(signal, "pthread_sigmask"):  # of this thread and all that it begins: Ctrl-C is for us, who then end the workers
-            resource_tracker.ensure_running()  # which would let it through again
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        if hasattr(signal, "pthread_sigmask"):  # of this thread and all that it begins: what a terminal sends is for us, who then
+            resource_tracker.ensure_running()  # end the workers; this would let it through again
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         return processes.begun(workers)
 
     with ThreadPoolExecutor(1) as pool:
@@ -107,22 +116,30 @@ def _begun(workers: int) -> Any:
         except (RuntimeError, OSError) as error:  # as where one is killed before it is there, or the machine is too busy
             said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             repair = "call again, with fewer of them if memory is short"
-            raise InputError(f"the workers could not be begun ({said}); {repair}") from error
+            main = "" if guard == "whole" else f"; or the script is the cause: {UNGUARDED}"
+            raise InputError(f"the workers could not be begun ({said}); {repair}{main}") from error
         except KeyboardInterrupt:
             with contextlib.suppress(RuntimeError, OSError):  # of workers that could not be begun
                 cluster.result().close()
             raise
 
 
-def _is_unguarded() -> bool:
-    """Whether a script calls this whenever it runs, and so where a worker imports it, which may begin none."""
+def _guard() -> Literal["whole", "unknown", "none"]:
+    """Whether a script calls this whenever it runs ("none"), and so where a worker imports it, which may begin none."""
     main, frame = sys.modules["__main__"], inspect.currentframe()
-    while frame is not None and (frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"):
-        frame = frame.f_back
-    if frame is None or getattr(main, "__file__", None) != (path := frame.f_code.co_filename):
-        return False
-    before = [statement for statement in ast.parse("".join(linecache.getlines(path))).body if statement.lineno <= frame.f_lineno]
-    return bool(before) and not any(isinstance(each, ast.If) and "__name__" in ast.unparse(each.test) for each in before)
+    path = getattr(main, "__file__", None)
+    while frame is not None and (
+        frame.f_globals is not vars(main) or (frame.f_code.co_name, frame.f_code.co_filename) != ("<module>", path)
+    ):
+        frame = frame.f_back  # what a script runs by exec has its globals
+    if path is None:
+        return "whole"  # workers import nothing of it
+    text = "".join(linecache.getlines(path)) if frame is not None else ""
+    before = [statement for statement in ast.parse(text).body if frame is not None and statement.lineno <= frame.f_lineno]
+    tests = [ast.unparse(each.test) for each in before if isinstance(each, ast.If)]
+    if before and not any("__name__" in test for test in tests):
+        return "none"
+    return "whole" if before and isinstance(before[-1], ast.If) and tests[-1] in GUARDS else "unknown"
 
 
 def _joined(library: Any, address: str) -> Any:

@@ -157,6 +157,7 @@ class _Watch:
     def __init__(self, client: Any, quiet: float) -> None:
         self.client, self.quiet = client, quiet
         self.address = client.scheduler.address
+        self.began = client.cluster is not None  # workers, with the client
         self.heard = self.peopled = time.monotonic()  # when the scheduler answered, and when it had a worker
         self.ages: dict[str, tuple[str, float]] = {}  # name and seconds of silence of each worker, by its address
         self.needs: dict[str, list[list[str]]] = {}  # of each task: groups of workers, of each of which one must answer
@@ -193,6 +194,10 @@ class _Watch:
         now = time.monotonic()
         if not self.ages:
             quiet = now - self.peopled
+            if self.began:  # whose processes are begun anew, which is not yet a trouble
+                repair = "see what holds or ends them, as a memory that is full, or pass a longer timeout"
+                why = f"every worker begun here has been gone for {quiet:.0f} s"
+                return _Trouble(why, self.peopled, repair) if quiet > self.quiet else None
             repair = f"start some with: dask worker {self.address}"
             why = f"the scheduler at {self.address} has had no worker for {quiet:.0f} s"
             return _Trouble(why, self.peopled, repair) if quiet > 1 else None
