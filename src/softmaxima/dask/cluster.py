@@ -105,8 +105,9 @@ def _begun(workers: int) -> Any:
 
     def begin() -> Any:
         if hasattr(signal, "pthread_sigmask"):  # of this thread and all that it begins: what a terminal sends is for us, who then
-            resource_tracker.ensure_running()  # end the workers; this would let it through again
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # end the workers
+            resource_tracker.ensure_running()  # which lets Ctrl-C through again
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return processes.begun(workers)
 
     with ThreadPoolExecutor(1) as pool:
