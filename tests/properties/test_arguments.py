@@ -511,6 +511,34 @@ def test_losses_and_states_refuse_tensors_that_are_not_dense(loss: LossCase):
             sm.ScoreSummary().update(bad)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("name", "function", "first", "given"), list(of_scores()))
+def test_what_masked_scores_are_advised_is_taken(name: str, function: Any, first: str, given: dict[str, Any]):
+    x = (given[first] if given[first].ndim == 2 else X).numpy()
+    masked = np.ma.masked_array(x, np.eye(*x.shape, dtype=bool))
+    both = {"y": masked} if name in ("logaddexp", "logmatmulexp") else {}
+    with pytest.raises(TypeError) as raised:
+        function(**given | both | {first: masked})
+    advised = str(raised.value).partition("; ")[2]
+    if "where=" in advised:
+        function(**given | {first: torch.from_numpy(masked.data), "where": torch.from_numpy(~np.ma.getmaskarray(masked))})
+    elif "-numpy.inf" in advised:
+        function(**given | {first: masked.filled(-np.inf)})
+    else:
+        assert "with a value that counts" in advised
+
+
+def test_masked_targets_weights_and_masks_are_advised_what_leaves_them_out():
+    x, target = normal(3, 4).numpy(), np.ma.masked_array([0, 1, 2], [1, 0, 0])
+    with pytest.raises(TypeError, match=r"call \.filled\(-100\), which ignore_index leaves out"):
+        sm.cross_entropy(x, target)
+    assert sm.cross_entropy(x, target.filled(-100)) == sm.cross_entropy(x[1:], target.data[1:])
+    with pytest.raises(TypeError, match=r"weight must .*call \.filled\(…\) with a value that counts"):
+        sm.cross_entropy(x, target.data, weight=np.ma.masked_array(np.ones(4), [1, 0, 0, 0]))
+    with pytest.raises(TypeError, match=r"where must .*call \.filled\(False\), which leaves those scores out"):
+        sm.softmax(x, where=np.ma.masked_array(x > 0, x > 1))
+
+
 # One door ------------------------------------------------------------------------------------------------------------------------
 
 

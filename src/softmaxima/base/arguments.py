@@ -46,7 +46,7 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
             repair = "call .to_numpy()"
         raise TypeError(f"{name}: {what} must be a torch.Tensor or a numpy.ndarray, got {type(x).__name__}; {repair}")
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name}: {what} must not be a masked array; call .filled(), and leave scores out by where=")
+        raise TypeError(f"{name}: {what} must not be a masked array; {_unmasked(name, what, x)}")
     array = np.asarray(x)
     if array.dtype.byteorder not in "=|" or any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="))
@@ -68,6 +68,19 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
         elif what == "where":
             repair = "call .astype(bool)"
         raise TypeError(f"{name}: torch has no dtype for {what} of NumPy dtype {array.dtype}; {repair}") from None
+
+
+def _unmasked(name: str, what: str, x: np.ma.MaskedArray) -> str:
+    """What to give in the place of a masked array, of what the function takes."""
+    function = getattr(importlib.import_module("softmaxima"), name, None)
+    taken = inspect.signature(function).parameters if callable(function) else {}
+    if what == "scores" and "where" in taken:
+        return "pass its .data, and where=~numpy.ma.getmaskarray(…) of it"
+    if what == "scores" and x.dtype.kind == "f" and "class_vectors" not in taken:  # of cosines none is −∞
+        return "call .filled(-numpy.inf), which leaves those scores out"
+    if what == "target" and "ignore_index" in taken and x.dtype.kind in "iu":
+        return "call .filled(-100), which ignore_index leaves out"
+    return "call .filled(False), which leaves those scores out" if what == "where" else "call .filled(…) with a value that counts"
 
 
 def _dense(name: str, what: str, x: Tensor) -> Tensor:
