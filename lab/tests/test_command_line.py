@@ -498,6 +498,23 @@ def test_what_goes_on_by_another_metric_names_the_command_that_makes_the_same(
     assert given("--metric=brier", "--resume") == f"{first} --metric=brier"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="which has no such locks")
+@pytest.mark.parametrize("comparison", [(), ("attention",), ("heads",), ("estimators",)], ids=str)
+def test_two_commands_do_not_write_to_one_directory(comparison: tuple[str, ...], run: Run, table: Path, tmp_path: Path) -> None:
+    import fcntl
+
+    (out := tmp_path / "out").mkdir()
+    other = os.open(out, os.O_RDONLY)  # as another process has it
+    fcntl.flock(other, fcntl.LOCK_EX)
+    given = comparison or (table, *FAST)
+    code, _, said = run("compare", *given, f"--out={out}")
+    os.close(other)
+    assert (code, f"--out: another softmaxima command is writing to {out}; wait for its end, or choose" in said) == (2, True)
+    assert not list(out.iterdir())
+    if not comparison:
+        assert [run("compare", *given, f"--out={out}", *more)[0] for more in ((), ("--resume",))] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.3, "less than 1 s"), (1.4, "about 1 s"), (150, "about 2 min"), (9000, "about 2.5 h")]
 )

@@ -13,7 +13,6 @@ from softmaxima_lab.commands.terminal import (
     Output,
     check_file,
     check_named,
-    check_writable,
     keeping,
     names,
     progress_bar,
@@ -77,8 +76,7 @@ def calibrate(
     check_options(settings)
     scores = read_scores(table, target, without or (), names(absent), probabilities)
     check_rows(scores, settings)
-    pieces.check_free(out, EXPERIMENT, resumes=False)
-    check_writable("--out", out, is_directory=True)
+    pieces.claim(out, EXPERIMENT, resume=False, resumes=False)
     if not json:
         introduce(scores)
     with progress_bar() as progress:

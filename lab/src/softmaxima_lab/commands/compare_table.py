@@ -170,7 +170,7 @@ def run(
     def seconds(start: int) -> float:
         return steps(start) * seconds_a_step(data, settings, chosen) / at_once
 
-    check_writable("--out", out, is_directory=True)
+    pieces.claim(out, "compare table", resume=bool(done))
     introduce(data, settings)
     folds = pieces.Pieces(
         wanted=settings.splits,

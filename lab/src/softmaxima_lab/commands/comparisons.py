@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from softmaxima_lab.commands import pieces
-from softmaxima_lab.commands.terminal import Output, check_file, check_writable, fail, show_table
+from softmaxima_lab.commands.terminal import Output, check_file, fail, show_table
 
 if TYPE_CHECKING:
     from softmaxima_lab.compare.engine import Study
@@ -54,9 +54,7 @@ def check_data(option: str, asked: Sequence[str], left_out: Mapping[str, str]) -
 
 def check_out(out: Path, name: str, resume: bool) -> None:
     """Fail where results would be lost, or cannot be written."""
-    if not resume:
-        pieces.check_free(out, f"compare {name}")
-    check_writable("--out", out, is_directory=True)
+    pieces.claim(out, f"compare {name}", resume)
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from rich.text import Text
 from softmaxima_lab.commands.terminal import (
     Output,
     about,
+    check_writable,
     fail,
     in_the_table_alone,
     keeping,
@@ -78,6 +80,29 @@ def check_free(out: Path, experiment: str, resumes: bool = True) -> None:
     resumed = ("go on with --resume, or " if partial else "show it with --resume, or ") if found == experiment else ""
     holds = f"softmaxima {found} that {'was interrupted' if partial else 'is done'}" if found else f"{NUMBERS} of something else"
     fail(f"--out: {out} holds a {holds}; {resumed}choose another --out")
+
+
+_claims: list[int] = []  # descriptors of the directory that this command writes to
+
+
+def claim(out: Path, experiment: str, resume: bool, resumes: bool = True) -> None:
+    """Fail where a directory cannot be written, another command writes there, or results would be lost.
+
+    Until this process ends or begins another command the directory is locked, and no file is left of that.
+    """
+    check_writable("--out", out, is_directory=True)
+    while _claims:
+        os.close(_claims.pop())
+    with contextlib.suppress(ImportError, OSError):  # where there are no such locks, or none of directories
+        import fcntl
+
+        _claims.append(os.open(out, os.O_RDONLY))
+        try:
+            fcntl.flock(_claims[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"--out: another softmaxima command is writing to {out}; wait for its end, or choose another --out")
+    if not resume:
+        check_free(out, experiment, resumes)
 
 
 def run(
