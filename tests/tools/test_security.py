@@ -7,6 +7,7 @@ import copy
 import csv
 import functools
 import gzip
+import itertools
 import json
 import os
 import re
@@ -493,6 +494,36 @@ def test_classes_are_no_formulas_and_stay_what_they_are_elsewhere(tmp_path: Path
         assert not any(part.lstrip().startswith(tuple("=+-@＝＋－＠")) for part in re.split("[;,|\t\n]", cell)), cell
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", cell)
     assert found.frame["predicted"].to_list() == list(classes)
+
+
+@pytest.mark.parametrize("places", [3, 1])
+def test_classes_that_are_different_are_so_in_a_table_and_on_a_terminal(places: int, tmp_path: Path):
+    """Of all texts of so many of these letters, and those that the numbers of classes could make."""
+    from softmaxima.base.writing import visible_lines
+    from softmaxima_lab.compare.model import Predictions
+
+    letters = ("'", "=", "-", "1", ";", "\t", "\x00", "\x01", " ", "\N{REPLACEMENT CHARACTER}")
+    classes = tuple(dict.fromkeys(map("".join, itertools.product(letters, repeat=places))))
+    classes += tuple(f"\N{REPLACEMENT CHARACTER} (class {number})" for number in range(12))
+    found = Predictions("y", classes, np.eye(len(classes)), np.arange(1, len(classes) + 1), (), None, 0)
+    found.write(tmp_path / "predictions.csv")
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        heading, *rows = csv.reader(file)
+    assert len(set(heading)) == len(heading)
+    assert heading[2:] == [f"probability of {row[1]}" for row in rows]
+    assert found.shown(visible_lines)["predicted"].n_unique() == len(classes)
+
+
+def test_a_table_on_a_terminal_has_room_for_what_it_shows(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    from softmaxima_lab.commands.predict import show
+    from softmaxima_lab.compare.model import Predictions
+
+    monkeypatch.setenv("COLUMNS", "200")
+    classes = ("\x1b[2Jred", "\x00\x01\x02blue", "\u202egreen")
+    show(Predictions("y", classes, np.eye(3), np.arange(1, 4), (), None, 0))
+    out = capsys.readouterr().out
+    for name in ("�[2Jred", "���blue", "�green"):
+        assert re.search(rf"^ *\d +{re.escape(name)} ", out, re.MULTILINE), out
 
 
 def test_a_page_shows_what_would_turn_its_letters_round():

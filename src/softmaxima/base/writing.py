@@ -22,8 +22,8 @@ def finite(value: Any) -> Any:
 
 # What terminals obey, marks that turn the direction of what follows, and halves of letters, which no file holds.
 _ACTIVE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-# What begins a formula, also after what some spreadsheets take to separate cells.
-_FORMULA = re.compile("(^|[;,|\t\n])(?=\\s*[=+@\uff0b\uff0d\uff1d\uff20-])")
+# What begins a formula, also after what some spreadsheets take to separate cells, and what looks as if ' had been put before one.
+_FORMULA = re.compile("(^|[;,|\t\n])(?='*\\s*[=+@\uff0b\uff0d\uff1d\uff20-])")
 
 
 def visible(text: str) -> str:
@@ -43,8 +43,8 @@ def visible_lines(text: str) -> str:
 def as_cell(text: str) -> str:
     """The text as a cell of CSV, with ' where a spreadsheet would see a formula begin; a number stays.
 
-    >>> as_cell("=1+1"), as_cell("-1")
-    ("'=1+1", '-1')
+    >>> as_cell("=1+1"), as_cell("'=1+1"), as_cell("-1")
+    ("'=1+1", "''=1+1", '-1')
     """
     try:
         float(text)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
+from softmaxima.base.writing import visible_lines
 from softmaxima_lab.commands.terminal import (
     NOT_WRITTEN,
     WIDE,
@@ -71,7 +72,8 @@ def predict(
 def show(predictions: Predictions) -> None:
     """The first rows."""
     console = Output()
-    frame, wide = predictions.frame, console.width >= WIDE
+    # widths are those of what is shown
+    frame, wide = predictions.shown(visible_lines), console.width >= WIDE
     rows = [[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row] for row in frame.head(SHOWN).iter_rows()]
     kept = fitting(frame.columns, rows, console.width, padding(wide), range(frame.width)[:1:-1])
     shown = plain_table(list(kept.values()), wide)

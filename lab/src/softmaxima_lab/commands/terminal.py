@@ -153,8 +153,8 @@ def show_table(
     """The columns that fit, which are returned, the first under that name, with those rows bold, and which columns are left out."""
     from softmaxima_lab.pages.columns import spare
 
-    headings = [name, *(column.short for column in columns[1:])]
-    rows = [[column.cell(result) for column in columns] for result in results]
+    headings = [visible_lines(name), *(column.short for column in columns[1:])]
+    rows = [[visible_lines(column.cell(result)) for column in columns] for result in results]
     wide = console.width >= WIDE
     kept = fitting(headings, rows, console.width, padding(wide), spare(columns))
     table = plain_table(list(kept.values()), wide)

@@ -10,6 +10,7 @@ import csv
 import importlib
 import io
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,16 +60,28 @@ class Predictions:
     @property
     def frame(self) -> pl.DataFrame:
         """Row numbers, the most probable class, and the probability of each."""
-        predicted = [self.classes[index] for index in self.p.argmax(-1)]
-        probabilities = {f"probability of {name}": column for name, column in zip(self.classes, self.p.T, strict=True)}
-        return pl.DataFrame({"row": self.places, "predicted": pl.Series(predicted, dtype=pl.String)} | probabilities)
+        return self.shown(str)
+
+    def shown(self, how: Callable[[str], str]) -> pl.DataFrame:
+        """The same with each class as it is to be shown. Classes that are different stay so, if need be by their numbers."""
+        names = _distinct([how(name) for name in self.classes])
+        predicted = pl.Series([names[index] for index in self.p.argmax(-1)], dtype=pl.String)
+        probabilities = {f"probability of {name}": column for name, column in zip(names, self.p.T, strict=True)}
+        return pl.DataFrame({"row": self.places, "predicted": predicted} | probabilities)
 
     def write(self, path: Path) -> None:
         """The frame as CSV, in which no text is a formula."""
-        frame, head = self.frame, io.StringIO()
-        csv.writer(head, lineterminator="\n").writerow(map(as_cell, frame.columns))
-        predicted = pl.Series("predicted", [as_cell(name) for name in frame["predicted"]], dtype=pl.String)
-        write_text(path, head.getvalue() + frame.with_columns(predicted).write_csv(include_header=False))
+        frame, head = self.shown(as_cell), io.StringIO()
+        csv.writer(head, lineterminator="\n").writerow(frame.columns)
+        write_text(path, head.getvalue() + frame.write_csv(include_header=False))
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names, with the number of the class after each that another one has too."""
+    while len(set(names)) < len(names):
+        many = Counter(names)
+        names = [name if many[name] == 1 else f"{name} (class {number})" for number, name in enumerate(names, 1)]
+    return names
 
 
 def predict(model: Model, path: Path) -> Predictions:

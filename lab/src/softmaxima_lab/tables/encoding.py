@@ -157,6 +157,8 @@ class Encoder:
         may_be_none = [text for column in columns for text in (*column.categories, column.written, column.unit) if text is not None]
         if not all(type(text) is str for text in (made.target, *made.classes, *made.words, *of_columns, *may_be_none)):
             raise ValueError("names of columns, classes and words must be texts")
+        if len(set(made.classes)) < len(made.classes):
+            raise ValueError("classes must be different")
         return made
 
 
