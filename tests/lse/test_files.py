@@ -852,3 +852,31 @@ def test_help_answers_without_torch():
     for option in ("FILE", "--column", "--dtype", "--temperature", "--effective-size", "--checkpoint", "--json"):
         (line,) = [line for line in ended.stdout.splitlines() if line.strip("│* ").startswith(option)]
         assert len(line.strip("│* ").split()) > 2, line
+
+
+@pytest.mark.parametrize("how", ["link", "file", "gone", "directory"])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_put_in_the_place_of_a_checkpoint_is_not_followed_and_stays(how: str, again: bool, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(files, "CHECKPOINT_SECONDS", 0.0 if again else 1e9)  # written again after that, or not
+    np.save(tmp_path / "x.npy", scores := np.zeros(1000, np.float32))
+    (tmp_path / "precious").write_text("kept")
+    place = tmp_path / "c"
+
+    def swapped(done: int, _: object) -> None:
+        if place.is_file() and done == 0:
+            place.unlink()
+            if how == "link":
+                place.symlink_to("precious")
+            elif how == "file":
+                place.write_text("another")
+            elif how == "directory":
+                place.mkdir()
+
+    call = lambda: sm.file_logsumexp(tmp_path / "x.npy", checkpoint=place, progress=swapped)
+    if how == "directory" and again:
+        with pytest.raises(InputError, match="cannot write"):
+            call()
+    else:
+        assert call().value == np.log(scores.size)
+        assert os.path.lexists(place) == (how != "gone" and not again)
+    assert (tmp_path / "precious").read_text() == "kept"

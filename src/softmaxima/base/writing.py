@@ -53,23 +53,26 @@ def as_cell(text: str) -> str:
     return text
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, follow: bool = True) -> None:
     """Write a text in the place of a file, as `write_bytes` does."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), follow)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write bytes in the place of a file. A link stays, and its file is written; a device or a pipe stays, and takes the bytes."""
-    if path.exists() and not path.is_file():
+def write_bytes(path: Path, content: bytes, follow: bool = True) -> None:
+    """Write bytes in the place of a file. A link stays, and its file is written; a device or a pipe stays, and takes the bytes.
+
+    Without `follow` a link is replaced too, for that of a path that has been resolved is one that somebody has put there since.
+    """
+    if follow and path.exists() and not path.is_file():
         path.write_bytes(content)
         return
-    path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path)) if follow else path
     # a name that nobody foresees, and "x" opens no file and follows no link that is there
     partial = path.with_name(f".softmaxima-{secrets.token_hex(8)}.partial")
     file = partial.open("xb")
     try:
         with file:
-            if path.exists():
+            if path.exists() and (follow or not path.is_symlink()):
                 partial.chmod(path.stat().st_mode & 0o777)  # what others may not read they still may not
             file.write(content)
             file.flush()

@@ -84,8 +84,8 @@ class Checkpoint:
     options: dict[str, Any]  # of the command, as it writes them
     state: LogSumExpState
 
-    def save(self, path: Path) -> None:
-        """Write the checkpoint in the place of the last one."""
+    def save(self, path: Path, follow: bool = True) -> None:
+        """Write the checkpoint in the place of the last one, and of a link itself unless it is to be followed."""
         content = {
             "kind": f"{KIND} {FORMAT}",
             "file": self.file,
@@ -93,7 +93,7 @@ class Checkpoint:
             "options": self.options,
             "state": _written(self.state),
         }
-        write_text(path, json.dumps(content | {"sha256": _checksum(content)}, indent=1))
+        write_text(path, json.dumps(content | {"sha256": _checksum(content)}, indent=1), follow)
 
     @staticmethod
     def load(path: Path) -> Checkpoint:

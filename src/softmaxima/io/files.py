@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -190,20 +191,37 @@ def _of_file(
         kept.check(place, path, fingerprint, options, scores.count)
         state = kept.state
 
+    own = None if place is None else Path(os.path.realpath(place))  # once, for a link may be put in its place
+    written: list[tuple[int, ...]] = []
+
     def save(state: LogSumExpState) -> None:
-        if place is None:
+        if own is None:
             return
         try:
-            Checkpoint(str(path.absolute()), fingerprint, options, state).save(place)
+            Checkpoint(str(path.absolute()), fingerprint, options, state).save(own, follow=False)
+            written[:] = [_identity(own)]
         except OSError as error:
             raise InputError(f"`checkpoint`: cannot write {place} ({error.strerror}); choose another path") from None
 
     save(state)  # a place that cannot be written to shows now, not after hours
     state = _summed(scores, state, reading, progress, observe, save)
     check_unchanged(path, fingerprint)
-    if place is not None:
-        Path(os.path.realpath(place)).unlink()
+    if own is not None:
+        try:
+            if _identity(own) == written[0]:  # and not what another has put there
+                own.unlink()
+        except FileNotFoundError:  # it was moved away
+            pass
+        except OSError as error:
+            said = f"the sum is done, and its checkpoint {place} cannot be removed ({error.strerror}); remove it"
+            warnings.warn(said, RuntimeWarning, stacklevel=4)
     return state
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """What tells a file from another in its place, which may have its inode."""
+    stat = os.lstat(path)
+    return stat.st_dev, stat.st_ino, stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def check_unchanged(path: Place, fingerprint: Fingerprint) -> None:
