@@ -97,7 +97,11 @@ def _begun(workers: int) -> Any:
     if guard == "none":
         raise InputError(UNGUARDED)
     file = getattr(main, "__file__", None)
-    if main.__spec__ is None and file is not None and not os.path.exists(os.path.join(process.ORIGINAL_DIR or "", file)):
+    if (
+        main.__spec__ is None
+        and file is not None
+        and not os.path.exists(os.path.join(getattr(process, "ORIGINAL_DIR", None) or "", file))
+    ):
         raise InputError(
             f"workers run the script anew that begins them, and {file!r} is no file; give Python a file and not its text"
         )
