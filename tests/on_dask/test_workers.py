@@ -152,25 +152,6 @@ def test_where_all_of_our_own_workers_fall_silent_others_are_begun_in_their_plac
     assert not any("dask worker" in str(one.message) for one in said)
 
 
-def test_workers_of_our_own_that_do_not_come_back_are_told_of_as_such(two_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler says that there are none, as after the last one is ended."""
-    two_workers.wait_for_workers(2)
-    with Tasks(two_workers, 2.0) as tasks, warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        tasks.submit("sleep", time.sleep, 8.0)
-        look, gone = tasks.watch.look, time.monotonic()
-
-        def found(sizes: dict[str, float]) -> bool:
-            answers = look(sizes)
-            tasks.watch.ages, tasks.watch.peopled = {}, gone
-            return answers
-
-        monkeypatch.setattr(tasks.watch, "look", found)
-        with pytest.raises(InputError, match=r"^sleep: every worker begun here has been gone for \d s, and is given up; see what"):
-            list(tasks)
-    assert all("every worker begun here" in str(one.message) for one in said)
-
-
 def test_what_one_worker_has_far_longer_than_others_begins_anew_elsewhere(
     two_workers: Any, workers: dict[str, int], tmp_path: Path
 ) -> None:
@@ -227,3 +208,22 @@ def test_a_scheduler_that_is_silent_from_the_beginning_is_named(elsewhere: Any, 
     with pytest.raises(InputError, match="no scheduler of Dask answers at"), connected("test", client.scheduler.address, None):
         pass
     assert time.monotonic() - begun < 5
+
+
+def test_workers_of_our_own_that_do_not_come_back_are_told_of_as_such(two_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler says that there are none, as after the last one is ended. The last test, for its task goes on."""
+    two_workers.wait_for_workers(2)
+    with Tasks(two_workers, 2.0) as tasks, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tasks.submit("sleep", time.sleep, 8.0)
+        look, gone = tasks.watch.look, time.monotonic()
+
+        def found(sizes: dict[str, float]) -> bool:
+            answers = look(sizes)
+            tasks.watch.ages, tasks.watch.peopled = {}, gone
+            return answers
+
+        monkeypatch.setattr(tasks.watch, "look", found)
+        with pytest.raises(InputError, match=r"^sleep: every worker begun here has been gone for \d s, and is given up; see what"):
+            list(tasks)
+    assert all("every worker begun here" in str(one.message) for one in said)
