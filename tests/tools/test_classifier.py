@@ -26,6 +26,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import softmaxima as sm
 from conftest import exhaustively
 from softmaxima.integrations.classifier import usual_epochs
+from softmaxima.integrations.classifier_arguments import check_learnt
 from softmaxima.integrations.pairs import pairs
 
 X, y = load_iris(return_X_y=True)
@@ -306,3 +307,12 @@ def test_a_linear_model_learns_at_its_defaults_what_logistic_regression_does(row
     for epochs, below in ((None, 0.03), (usual_epochs(rows, 128, 10, 60), 0.12)):
         model = sm.Classifier(hidden=(), epochs=epochs, random_state=0).fit(X[:rows], y[:rows])
         assert model.score(X[rows:], y[rows:]) > best - below
+
+
+def test_places_of_missing_values_that_are_no_whole_numbers_are_refused() -> None:
+    x = np.array([[0.0, np.nan], [1.0, 2.0], [2.0, 3.0], [3.0, np.nan]])
+    model = sm.Classifier(epochs=1, missing="impute").fit(x, [0, 1, 0, 1])
+    check_learnt(model)
+    model.missing_ = model.missing_.astype(np.float32)
+    with pytest.raises(ValueError, match="needs an array of whole numbers"):
+        check_learnt(model)

@@ -88,8 +88,9 @@ def check_learnt(model: Classifier) -> None:
     if len(arrays) != len(wanted):
         raise ValueError(f"its network has {len(model.network_)} layers where hidden={model.hidden!r} has {len(sizes) - 1}")
     for array, shape in zip(arrays, wanted, strict=True):
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or array.shape != shape:
-            raise ValueError(f"needs an array of numbers of the shape {shape}, got {array!r:.80}")
+        kinds, what = ("i", "whole numbers") if array is model.missing_ else ("if", "numbers")
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds or array.shape != shape:
+            raise ValueError(f"needs an array of {what} of the shape {shape}, got {' '.join(repr(array).split()):.80}")
     medians = [model.medians_] if model.missing == "impute" else []
     if not all(np.isfinite(array).all() for array in (*parts, model.mean_, *medians)) or not (model.scale_ > 0).all():
         raise ValueError("holds numbers that no training leaves: NaN, ∞, or a deviation of 0")
