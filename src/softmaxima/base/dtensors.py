@@ -36,14 +36,18 @@ def form_of_dtensors(kind: str) -> Callable[..., Any]:
         try:
             _load()
             return FORMS[kind](*given, **options)
-        except Exception:
-            raise
-        except BaseException as error:  # an interrupt, of which the other ranks learn
-            abandon = importlib.import_module("softmaxima.distributed.mesh_ranks").abandon
-            abandon(next(x for x in given if is_dtensor(x)), error)
+        except BaseException as error:
+            if may_be_alone(error):
+                abandon = importlib.import_module("softmaxima.distributed.mesh_ranks").abandon
+                abandon(next(x for x in given if is_dtensor(x)), error)
             raise
 
     return taken
+
+
+def may_be_alone(error: BaseException) -> bool:
+    """Whether one rank may raise it where the others do not: an interrupt, by the handler of an alarm too, or a lack of memory."""
+    return not isinstance(error, Exception) or isinstance(error, (OSError, MemoryError))
 
 
 @constant_when_compiled

@@ -29,6 +29,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _world
 
+from softmaxima.base.dtensors import may_be_alone
 from softmaxima.base.tracing import outside_compilers, transforming
 from softmaxima.distributed import messages
 from softmaxima.distributed.agreement import Agreement, wrong
@@ -53,9 +54,9 @@ def outside_the_graph(function: Function) -> Function:
     def call(*given: Any, **options: Any) -> Any:
         try:
             return outside_compilers(function, MESSAGES)(*given, **options)
-        except Exception:
-            raise
-        except BaseException as error:  # an interrupt, wherever it was
+        except BaseException as error:
+            if not may_be_alone(error):
+                raise
             with contextlib.suppress(Exception):  # of a group that is none
                 arguments = inspect.signature(function).bind_partial(*given, **options).arguments
                 ranks = arguments["self"]._ranks if "self" in arguments else ranks_of("distributed", arguments.get("group"))
